@@ -55,7 +55,7 @@ lock:
 	rm -rf $(LOCK)
 
 train: install
-	$(BIN)/agent-rl run examples/quickstart.toml
+	$(BIN)/agent-rl run quickstart
 
 # Three tests at a time: many of them wait for processes of their own. `make test-all` draws new examples for hypothesis.
 test: install

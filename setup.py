@@ -1,4 +1,5 @@
-"""What pyproject.toml cannot say: the wheel holds the examples, inside the package, under no name of their own.
+"""What pyproject.toml cannot say: the wheel holds the examples, inside the package, under no name of their own, and the
+suites of tests for classes of a user's own (agent_rl_contract), which lie below tests/.
 
 It also holds the template of the pages about a run, and the chart library that the pages contain (uPlot, MIT).
 """
@@ -6,16 +7,20 @@ It also holds the template of the pages about a run, and the chart library that 
 from setuptools import find_packages, setup
 
 setup(
-    packages=[*find_packages(include=["agent_rl*", "actors*", "transport*", "benchmarks*"]), "agent_rl.examples"],
-    package_dir={"agent_rl.examples": "examples"},
+    packages=[
+        *find_packages(include=["agent_rl*", "actors*", "transport*", "benchmarks*"]),
+        "agent_rl.examples",
+        "agent_rl_contract",
+    ],
+    package_dir={"agent_rl.examples": "examples", "agent_rl_contract": "tests/contract/agent_rl_contract"},
     package_data={
         "agent_rl.examples": ["*.toml", "*/*.toml", "*/*.py", "cluster/*", "word_problems/*.jsonl"],
-        "agent_rl.simulation": ["*.toml", "profiles/*.toml"],
         "agent_rl.evaluation": ["*.txt"],
         "agent_rl.observe.report": ["web/*", "vendor/*"],
         "actors.sandbox.isolation": ["*.toml"],
         "benchmarks": ["*.toml"],
         "benchmarks.hostile": ["*.toml"],
+        "benchmarks.twin": ["*.toml", "profiles/*.toml"],
         "*": ["py.typed"],
     },
 )

@@ -50,10 +50,11 @@ from benchmarks.chaos.plan import CHANGES, KINDS, MOST_REPLICAS, NETWORK, SCALED
 from benchmarks.chaos.sight import REPORTS_OF_BLUR, Sight
 from benchmarks.command import Overrides, WrongOptions
 from benchmarks.machines import unavailable
+from benchmarks.quickstart import EXAMPLE
 from benchmarks.reporting import percentile, print_figures, print_table
 from benchmarks.runs import RUN_SECONDS, RunFailed
 
-EXAMPLE, AGENT_EXAMPLE = EXAMPLES / "quickstart.toml", EXAMPLES / "coding_agent" / "coding_agent.toml"
+AGENT_EXAMPLE = EXAMPLES / "coding_agent" / "coding_agent.toml"
 SHORTENED = (
     "stages.0.steps=600",
     "stages.1.problems=300",

@@ -31,7 +31,7 @@ from agent_rl.config.load import load_topology
 from agent_rl.config.topology import RlStage
 from agent_rl.environments.load import Environments, mixed_tasks
 from agent_rl.groups.measures import wilson_interval
-from benchmarks.bench_overlap import EXAMPLE, INDEPENDENT, teach
+from benchmarks.bench_overlap import INDEPENDENT, teach
 from benchmarks.command import Overrides, WrongOptions
 from benchmarks.peer_trl import (
     CANDIDATES,
@@ -43,6 +43,7 @@ from benchmarks.peer_trl import (
     require_peer,
     setting_of,
 )
+from benchmarks.quickstart import EXAMPLE
 from benchmarks.reporting import print_figures, print_table
 from benchmarks.runs import RUN_SECONDS, RunFailed, finished
 

@@ -16,10 +16,10 @@ from pathlib import Path
 import numpy as np
 import trio
 
-from actors.contract.filter import FilterContract
 from actors.roc_filter import RoCFilter
 from agent_rl.messages import Judgement, StepReady
-from agent_rl.testing import opened, repacked, trajectory
+from agent_rl_contract.builders import opened, repacked, trajectory
+from agent_rl_contract.filter import FilterContract
 from benchmarks.reporting import print_figures
 
 TOKENS, GROUPS, SAMPLES = 10_000, 16, 16

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import statistics
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -24,7 +24,6 @@ import trio
 
 from actors.cli.records import decode_stored
 from agent_rl.config.examples import topology_file
-from agent_rl.environments.arithmetic import overlap
 from agent_rl.records.journal import read_journal
 from benchmarks.command import Failure, Overrides
 from benchmarks.reporting import print_figures, print_table
@@ -50,9 +49,14 @@ class Options:
 def shared_problems(trained: Sequence[str], evaluated: Sequence[str]) -> int:
     """Problems in both lists of ids; for arithmetic problems, operand tuples in both."""
     try:
-        return len(overlap(trained, evaluated))
+        return len(operands(trained) & operands(evaluated))
     except ValueError:  # ids of another environment
         return len(set(trained) & set(evaluated))
+
+
+def operands(ids: Iterable[str]) -> set[tuple[int, ...]]:
+    """The sorted operands that ids of arithmetic problems hold: ``sum:12+345`` has 12 and 345."""
+    return {tuple(sorted(int(operand) for operand in name.partition(":")[2].split("+"))) for name in ids}
 
 
 def overlap_of(directory: Path) -> int:

@@ -46,7 +46,7 @@ from agent_rl.learning.trainer import Trainer
 from agent_rl.messages import PolicyVersion
 from agent_rl.models.model_files import ModelFiles
 from agent_rl.models.shapes import Shape
-from agent_rl.testing import algorithm
+from agent_rl_contract.builders import algorithm
 from benchmarks.command import Failure, Hidden
 from benchmarks.reporting import print_figures, print_table
 from benchmarks.rollout_models import Size, fresh_model

@@ -42,8 +42,9 @@ from agent_rl.topology_checks.memory import TOGETHER, Need, plan
 from benchmarks.bench_learner import save_model
 from benchmarks.command import Failure, Hidden
 from benchmarks.learner_sides import GROUP, groups_of
+from benchmarks.quickstart import EXAMPLE
 from benchmarks.reporting import print_figures, print_table
-from benchmarks.rollout_models import EXAMPLE, Workload
+from benchmarks.rollout_models import Workload
 
 SMOLLM2: dict[str, Any] = {
     "hidden_size": 576,

@@ -24,15 +24,14 @@ import trio
 from pydantic import PositiveFloat
 
 from actors.tool_executor import ToolExecutor, ToolExecutorSettings
-from agent_rl.config.examples import EXAMPLES
 from agent_rl.config.load import load_topology
 from agent_rl.groups.measures import wilson_interval
 from agent_rl.messages import JudgementReply, JudgementWanted, ToolCall, ToolResult, TurnObserved
 from benchmarks.command import Overrides
+from benchmarks.quickstart import EXAMPLE
 from benchmarks.reporting import print_figures, print_table
 from benchmarks.runs import Run, finished, stage_rows, window
 
-EXAMPLE = EXAMPLES / "quickstart.toml"
 INDEPENDENT = "Wilson's 95 % interval, which takes the rollouts of a group as independent and so is too narrow"
 SLOW_TOOLS = (
     "actors.tool_executor.class=benchmarks.bench_overlap:SlowToolExecutor",

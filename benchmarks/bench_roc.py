@@ -23,12 +23,11 @@ from typing import Any, Literal
 
 import trio
 
-from agent_rl.config.examples import EXAMPLES
 from benchmarks.command import Overrides
+from benchmarks.quickstart import EXAMPLE
 from benchmarks.reporting import print_figures, print_table
 from benchmarks.runs import RunFailed, finished
 
-EXAMPLE = EXAMPLES / "quickstart.toml"
 TASK = (
     "environments.0.settings={right_share = 0.35, mistaken_share = 0.4, broken_share = 0.5, retried_share = 0.95, "
     "max_calls = 4}"

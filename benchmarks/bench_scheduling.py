@@ -4,13 +4,11 @@
     agent-rl bench scheduling --short
     agent-rl bench scheduling --traces agentic --policies sticky my_package.mine:Mine --training
     agent-rl bench scheduling --save rows.jsonl --again sticky
-    agent-rl bench scheduling --messages
 
 The makespan is that of the 10 asynchronous steps of a trace at staleness 1, with a modelled learner. All figures are
 means over the seeds; the bound is a clairvoyant lower bound (benchmarks/scheduling/bound.py). Traces, opponents and
 their settings on each trace stand in benchmarks/scheduling/. Without --training, the seeds are those that no tuning
-used. Seconds of engines and learner are models of devices, not measurements. ``--messages`` instead measures what
-messages cost the actors of a twin on this machine, and prints the table ``[messages]`` of a profile.
+used. Seconds of engines and learner are models of devices, not measurements.
 """
 
 from __future__ import annotations
@@ -20,12 +18,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent_rl.config.full import toml_text
 from agent_rl.config.plugins import PluginError
 from benchmarks.command import WrongOptions
 from benchmarks.reporting import print_figures, print_table
 from benchmarks.scheduling.decisions import SIZES, decisions_per_s, event_us
-from benchmarks.scheduling.message_costs import measured_costs
 from benchmarks.scheduling.policies import POLICIES, spec_of
 from benchmarks.scheduling.rows import MEASURES, Row, job_of, rows_of
 from benchmarks.scheduling.traces import GENERATORS, JUDGING_SEEDS, TRAINING_SEEDS
@@ -61,8 +57,6 @@ class Options:
     """A file that gets each row at once, and from which rows that it has are taken."""
     again: tuple[str, ...] = ()
     """Policies whose rows are not taken from that file, since they have changed."""
-    messages: bool = False
-    """Measure what messages cost instead."""
 
 
 def _known(options: Options) -> tuple[list[str], list[str]]:
@@ -119,11 +113,6 @@ def _beside_the_best(rows: Sequence[Row], trace: str, policies: Sequence[str]) -
 
 def main(options: Options) -> int:
     """Simulate, and print the figures."""
-    if options.messages:
-        costs = measured_costs()
-        table = {role: {kind: cost.model_dump() for kind, cost in kinds.items()} for role, kinds in costs.items()}
-        print(toml_text({"messages": table}))
-        return 0
     traces, policies = _known(options)
     if not 0 < options.scale <= 1 or options.seeds < 1 or options.processes < 1:
         raise WrongOptions("--scale must be above 0 and at most 1, --seeds and --processes at least 1")

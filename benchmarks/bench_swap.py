@@ -26,13 +26,14 @@ import trio
 
 from actors.tool_executor import ToolExecutor
 from agent_rl.config.load import load_topology
-from benchmarks.bench_chaos import EXAMPLE, SCRIPTED, SHORTENED, settings_in
+from benchmarks.bench_chaos import SCRIPTED, SHORTENED, settings_in
 from benchmarks.chaos.accounting import Finished, Verdict, accounts_of, summary_in
 from benchmarks.chaos.actors import written
 from benchmarks.chaos.host import Cluster, one_host
 from benchmarks.chaos.plan import CLASSES, MOST_REPLICAS, SCALED, WITHOUT_MODEL, Change, make_changes
 from benchmarks.chaos.sight import Lines
 from benchmarks.command import Overrides
+from benchmarks.quickstart import EXAMPLE
 from benchmarks.reporting import percentile, print_figures, print_table
 from benchmarks.runs import RUN_SECONDS, RunFailed
 

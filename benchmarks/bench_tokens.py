@@ -22,11 +22,10 @@ from typing import Any
 import torch
 import trio
 
-from actors.engines.testing import generate_all, turn
 from actors.engines.torch.engine import TorchEngine
 from agent_rl.config.algorithm import Algorithm
+from agent_rl.config.plugins import resolve
 from agent_rl.config.topology import SftStage
-from agent_rl.environments.arithmetic import Arithmetic
 from agent_rl.learning.spelling import spelt_rows
 from agent_rl.learning.trainer import Trainer
 from agent_rl.messages import PolicyVersion
@@ -34,6 +33,8 @@ from agent_rl.rollout.fenced import FencedFormat
 from agent_rl.rollout.parsing import ParsedCall, parse_calls
 from agent_rl.rollout.prompts import ChatFormat
 from agent_rl.rollout.supervised import sequences
+from agent_rl_contract.engine import generate_all, turn
+from benchmarks.quickstart import TASK
 from benchmarks.reporting import print_figures, print_table
 
 TAGS = ("<tool_call>", "</tool_call>")
@@ -75,7 +76,8 @@ def main(options: Options) -> int:
 
 def first_turns(seed: int) -> Iterator[list[dict[str, str]]]:
     """A question and the call that answers it, again and again."""
-    for shown in Arithmetic(seed=seed, base=Path()).problems().demonstrations(random.Random(seed)):
+    task = resolve("environment", TASK["class"])
+    for shown in task(seed=seed, base=Path()).problems().demonstrations(random.Random(seed)):
         yield [dict(message) for message in shown.messages[:2]]
 
 

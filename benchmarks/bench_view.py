@@ -57,9 +57,9 @@ from agent_rl.records.run_records import RunRecords
 from agent_rl.records.timeline import TimelineFile
 from benchmarks.browser import CHROMIUM, Browser
 from benchmarks.command import Failure
+from benchmarks.quickstart import EXAMPLE
 from benchmarks.reporting import print_figures, print_table
 
-EXAMPLE = Path(__file__).parents[1] / "examples" / "quickstart.toml"
 RL, GROUPS, SAMPLES = 2, 2, 5
 SETTLING_SECONDS = 15.0
 WORDS = ("", "p1", "", "37 apples", "", "p99", "apples 7", "")

@@ -14,6 +14,8 @@ from typing import Annotated, Any
 
 from cyclopts import App, CycloptsError, Parameter
 
+from agent_rl.config.user_modules import look_in_working_directory
+
 Overrides = Annotated[tuple[str, ...], Parameter(name="--set")]
 """As for ``agent-rl run``: ``dotted.key=value``, any number of times."""
 Hidden = Annotated[tuple[str, ...], Parameter(show=False)]
@@ -81,4 +83,5 @@ def helper(subject: str, *arguments: object) -> Iterator[None]:
 
 
 if __name__ == "__main__":
+    look_in_working_directory()
     sys.exit(call(sys.argv[1], sys.argv[2:]))

@@ -27,15 +27,12 @@ from typing import Any, Literal, NamedTuple
 import structlog
 import trio
 
-from actors.engines.scripted import ScriptedEngine
 from actors.gateway import Gateway
 from actors.processor_time import seconds_of
 from actors.rollout_generator import RolloutGenerator
 from actors.runtime.process import freeze_heap
-from actors.testing import SUPERVISOR, Peer, Stage, running
 from agent_rl import messages
 from agent_rl.config.addresses import actor_nodes, addresses
-from agent_rl.config.examples import EXAMPLES
 from agent_rl.config.load import load_topology
 from agent_rl.config.topology import EnvironmentEntry
 from agent_rl.environments.load import mixed_tasks
@@ -49,7 +46,10 @@ from agent_rl.messages import (
     Trajectory,
 )
 from agent_rl.topology_checks.hosts import raise_descriptor_limit
+from agent_rl_contract.scripted import ScriptedEngine
+from agent_rl_contract.stage import SUPERVISOR, Peer, Stage, running
 from benchmarks.command import Failure
+from benchmarks.quickstart import EXAMPLE, TASK
 from transport import Limits, Registry, ZmqNetwork, keep_freed_memory
 
 AGENTS, LOOP = "agents", "arithmetic"
@@ -166,7 +166,7 @@ def serve(engine: Engine, actor: str, folder: Path, overrides: Sequence[str]) ->
         from benchmarks.rollout_models import quickstart_model, save_writer
 
         save_writer(folder / "model", quickstart_model(), thinking=LETTERS, calling=1.0)
-    topology = load_topology(EXAMPLES / "quickstart.toml", overrides)
+    topology = load_topology(EXAMPLE, overrides)
     stage = Stage(ZmqNetwork(addresses(topology, folder)), Registry.of(messages), {})
 
     async def run() -> None:
@@ -200,7 +200,7 @@ class Stand:
 
     def requests(self, sampling: Sampling, environment: str = AGENTS, seed: int = 0) -> Iterator[RolloutRequest]:
         """Rollouts without end, 16 a group. The same ``seed`` makes the same problems and samples."""
-        entry = EnvironmentEntry.model_validate({"class": "arithmetic", "name": environment})
+        entry = EnvironmentEntry.model_validate({**TASK, "name": environment})
         tasks, series = mixed_tasks([entry], seed=seed, base=Path()), next(self._series)
         for index in count():
             number, sample = divmod(index, 16)
@@ -341,11 +341,11 @@ async def stand(engine: Engine, folder: Path) -> AsyncIterator[Stand]:
     listener = (await trio.open_tcp_listeners(0, host="127.0.0.1"))[0]
     port = listener.socket.getsockname()[1]
     await listener.aclose()
-    harness = '{class = "arithmetic", name = "agents", harness = {command = ["none"]}}'
+    of_the_loop, of_agents = (f'class = "{TASK["class"]}", name = "{name}"' for name in (LOOP, AGENTS))
     overrides = [f'run.directory = "{folder}"', f"actors.gateway.settings.port = {port}"]
-    overrides += [f'environments = [{{class = "arithmetic"}}, {harness}]']
+    overrides += [f'environments = [{{{of_the_loop}}}, {{{of_agents}, harness = {{command = ["none"]}}}}]']
     overrides += [f'model = {{path = "{folder / "model"}"}}'] if engine == "model" else []
-    topology = load_topology(EXAMPLES / "quickstart.toml", overrides)
+    topology = load_topology(EXAMPLE, overrides)
     network, registry = ZmqNetwork(addresses(topology, folder)), Registry.of(messages)
     names = [SUPERVISOR, *(name for name, _ in actor_nodes(topology) if name not in {GENERATOR, GATEWAY})]
     stage = Stage(network, registry, {name: Peer(name, network, registry, 1, LIMITS) for name in names})

@@ -22,7 +22,7 @@ from agent_rl.learning.advantages import group_advantages
 from agent_rl.learning.rates import TYPES, Type
 from agent_rl.learning.trainer import Trainer
 from agent_rl.messages import TrainingGroup
-from agent_rl.testing import algorithm, opened, repacked, rl_stage, trajectory
+from agent_rl_contract.builders import algorithm, opened, repacked, rl_stage, trajectory
 from benchmarks.rollout_models import MAX_LENGTH, Workload, workload
 
 GROUP = 8

@@ -17,13 +17,11 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from agent_rl.config.examples import EXAMPLES
 from agent_rl.config.load import load_topology
 from agent_rl.config.topology import InitialiseModel
-from agent_rl.environments.arithmetic import CALL_HEAD, CALL_TAIL
-from agent_rl.learning.tiny import END, ROLES, initialise_model
+from agent_rl.learning.tiny import CALL_HEAD, CALL_TAIL, END, ROLES, initialise_model
+from benchmarks.quickstart import EXAMPLE
 
-EXAMPLE = EXAMPLES / "quickstart.toml"
 MAX_LENGTH = 512
 PROMPT_MEDIAN, PROMPT_SPREAD, PROMPT_LIMITS = 48, 0.5, (8, 192)
 """Prompt lengths are log-normal: median in tokens, standard deviation of the logarithm, and what they are cut to."""

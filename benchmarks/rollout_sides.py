@@ -22,7 +22,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, StoppingCriteriaLi
 from actors.engines.base import Engine, TurnRequest
 from actors.engines.torch.engine import TorchEngine
 from actors.rollout_generator import RolloutGenerator
-from actors.testing import Stage, running, stand_ins
 from agent_rl.config.load import load_topology
 from agent_rl.config.topology import EnvironmentEntry
 from agent_rl.environments.load import mixed_tasks
@@ -35,7 +34,9 @@ from agent_rl.messages import (
     ToolResult,
     Trajectory,
 )
-from benchmarks.rollout_models import EXAMPLE, Workload
+from agent_rl_contract.stage import Stage, running, stand_ins
+from benchmarks.quickstart import EXAMPLE, TASK
+from benchmarks.rollout_models import Workload
 
 GENERATOR = "rollout_generator.0"
 AT_ONCE = 256
@@ -152,7 +153,7 @@ class Sampled:
 
 def requests(count: int, round_number: int) -> list[RolloutRequest]:
     """Rollouts of the quickstart's problems, 16 a group."""
-    entry = EnvironmentEntry.model_validate({"class": "arithmetic"})
+    entry = EnvironmentEntry.model_validate(TASK)
     tasks = mixed_tasks([entry], seed=round_number, base=Path())
     return [
         RolloutRequest(

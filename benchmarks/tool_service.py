@@ -67,7 +67,7 @@ head_dim = 8
 mlp_size = 8
 max_length = 64
 [[environments]]
-class = "arithmetic"
+class = "maths"
 [[stages]]
 kind = "rl"
 name = "rl"

@@ -9,6 +9,7 @@ COPY actors actors
 COPY agent_rl agent_rl
 COPY benchmarks benchmarks
 COPY examples examples
+COPY tests/contract tests/contract
 COPY transport transport
 # torch and vLLM are those of the base: pip must not replace them.
 RUN python3 -m pip freeze | grep -iE '^(torch|vllm|transformers)==' > /tmp/kept.txt \

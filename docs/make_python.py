@@ -48,10 +48,10 @@ PUBLIC = {
     ),
     "Tests of your own classes": (
         *(
-            f"actors.contract:{role}Contract"
+            f"agent_rl_contract:{role}Contract"
             for role in ("Environment", "Filter", "Scheduler", "Generator", "Executor", "Learner")
         ),
-        "agent_rl.observe.trackers.contract:TrackerContract",
+        "agent_rl_contract:TrackerContract",
     ),
 }
 """``module:name`` by the heading under which the page shows it."""

@@ -1,4 +1,4 @@
-"""Builders of messages: those of agent_rl.testing, and more that only these tests need."""
+"""Builders of messages: those of agent_rl_contract.builders, and more that only these tests need."""
 
 from dataclasses import MISSING, fields
 from typing import Any
@@ -14,7 +14,7 @@ from agent_rl.figures import (
     SchedulerFigures,
 )
 from agent_rl.messages import ActorStatus, JudgementWanted, Metric, Transcript
-from agent_rl.testing import (
+from agent_rl_contract.builders import (
     algorithm,
     call,
     engine_load,

@@ -15,6 +15,10 @@ import trio
 from hypothesis import Phase, settings
 from trio.testing import MockClock
 
+# Processes that tests start find agent_rl_contract too, also where the project is not installed.
+SUITES = str(Path(__file__).parent / "contract")
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), SUITES)))
+
 # No deadline: how long an example takes says how busy the machine is. Always the same examples: a failure is one of the
 # change under test.
 settings.register_profile("agent_rl", deadline=None, derandomize=True)

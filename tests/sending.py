@@ -29,7 +29,6 @@ import trio
 from safetensors.torch import load_file
 
 from actors.engines.base import EngineError
-from actors.engines.testing import FIRST_POLICY, Subject, random_prompt, save_other_weights, turn
 from actors.weights import transfer
 from actors.weights.kept import KeptShares, KeptWeights
 from actors.weights.transfer import TransferError
@@ -39,6 +38,7 @@ from agent_rl.learning import ranks as joining
 from agent_rl.learning import sharding
 from agent_rl.learning.exporting import Shares
 from agent_rl.messages import PolicyVersion, TransferOffer, TransferWanted
+from agent_rl_contract.engine import FIRST_POLICY, Subject, random_prompt, save_other_weights, turn
 
 BUCKET = 4096
 """Bytes: a tiny model goes in some twenty buckets."""

@@ -12,10 +12,10 @@ import pytest
 import torch
 import trio
 
-from actors.engines.testing import CHECKS, SLEEP_CHECKS, Subject
 from actors.engines.torch.model import CausalModel
 from agent_rl.learning.packing import variable_length_kernel
 from agent_rl.learning.policy_model import ModelOptions, PolicyModel
+from agent_rl_contract.engine import CHECKS, SLEEP_CHECKS, Subject
 from tests.actors.engines.test_torch import Update, new_subject
 from tests.agent_rl.learning.test_packing import CONFIGS, LENGTHS, saved, sequences
 

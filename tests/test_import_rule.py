@@ -67,7 +67,7 @@ def test_no_model_brings_code_of_its_own() -> None:
 
 def test_checking_a_topology_loads_neither_torch_nor_vllm() -> None:
     code = (
-        "import sys; from actors.cli.main import main; code = main(['check', 'examples/quickstart.toml']); "
+        "import sys; from actors.cli.main import main; code = main(['check', 'examples/quickstart/quickstart.toml']); "
         "print(code, [name for name in ('torch', 'transformers', 'vllm') if name in sys.modules])"
     )
     done = subprocess.run(

@@ -33,7 +33,7 @@ def test_the_site_has_every_document_and_the_files_that_documents_link_to(site: 
     pages = {path.relative_to(site).as_posix() for path in site.rglob("*.html")}
     documents = [path.relative_to(ROOT / "docs").with_suffix(".html") for path in ROOT.glob("docs/**/*.md")]
     assert {path.as_posix() for path in documents} <= pages
-    assert {"index.html", "source/examples/quickstart.toml.html", "source/benchmarks/index.html"} <= pages
+    assert {"index.html", "source/examples/quickstart/quickstart.toml.html", "source/benchmarks/index.html"} <= pages
     assert (site / "search" / "search_index.js").stat().st_size > 100_000
 
 

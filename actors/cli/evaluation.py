@@ -16,9 +16,7 @@ from typing import Annotated, Any, Literal
 
 import tomli_w
 from cyclopts import Parameter
-from rich.cells import cell_len
 from rich.console import RenderableType
-from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
@@ -60,7 +58,6 @@ TOPOLOGY = "evaluation.toml"
 OPTIONS = ("stages", "environments", "run.directory", "run.seed", "model.path")
 """Keys that an evaluation sets itself."""
 DIRECTORY = Path("evaluations")
-BAR_WIDTH = 40
 
 
 def evaluate(
@@ -220,7 +217,16 @@ def _find_modules_beside(file: Path) -> None:
 # What people see ------------------------------------------------------------------------------------------------------
 
 
-class EvaluationView(LiveView):
+class OneLine(LiveView):
+    """A view whose display on a terminal is its line."""
+
+    def render(self, now: float, width: int) -> RenderableType:
+        """The line."""
+        del width
+        return Text(visible(self.line(now)), overflow="fold")
+
+
+class EvaluationView(OneLine):
     """How many rollouts are judged of how many."""
 
     _began: tuple[float, float] | None = None
@@ -237,19 +243,6 @@ class EvaluationView(LiveView):
             + (f", {clock(left)} left" if left is not None else "")
             + (f"  ({unusual})" if unusual and done is not None else "")
         )
-
-    def render(self, now: float, width: int) -> RenderableType:
-        """The same with a bar: beside it, or above it where they do not fit side by side."""
-        done, total = self.progress()
-        text = self.line(now)
-        bar = ProgressBar(total=total or 1.0, completed=done or 0.0, width=max(1, min(BAR_WIDTH, width)))
-        table = Table.grid(padding=(0, 1))
-        if cell_len(text) + BAR_WIDTH + 2 > width:
-            table.add_row(bar)
-            table.add_row(Text(visible(text), overflow="fold"))
-        else:
-            table.add_row(bar, Text(visible(text)))
-        return table
 
     def _left(self, now: float) -> float | None:
         done, total = self.progress()

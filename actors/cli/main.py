@@ -60,7 +60,6 @@ COMMANDS = {
         Command("audit", "records:audit", "Prove that no group of a run was lost, trained twice or trained too late."),
         Command("export", "records:export", "Write the trajectories of a run as JSON lines or Parquet."),
         Command("compare", "compare:compare", "Compare runs: settings, success with intervals, whether they differ."),
-        Command("simulate", "simulate:simulate", "Say what a topology's run would take, by models of its devices."),
     ),
     "Models and data": (
         Command("eval", "evaluation:evaluate", "Evaluate a model on problems, or compare two results."),

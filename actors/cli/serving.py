@@ -13,10 +13,8 @@ from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
-from rich.console import RenderableType
-from rich.text import Text
 
-from actors.cli.evaluation import prepare
+from actors.cli.evaluation import OneLine, prepare
 from actors.cli.output import Mistake, complain
 from actors.cli.parameters import ActorsOf, ModelNamed, Overrides, Positive, PositiveNumber, TopP
 from actors.cli.topologies import sound_topology, supervise
@@ -26,7 +24,6 @@ from agent_rl.config.source import TopologyError
 from agent_rl.evaluation.problems import EvaluationError
 from agent_rl.evaluation.topology import Asked, evaluation_topology, find_model, model_config
 from agent_rl.files.disk import DiskError
-from agent_rl.observe.live import LiveView
 from agent_rl.observe.words import clock
 
 DIRECTORY = Path("served")
@@ -38,7 +35,7 @@ SERVING = "serving at"
 """What a line has once requests are answered."""
 
 
-class ServingView(LiveView):
+class ServingView(OneLine):
     """Where the model is served, and how many requests were answered."""
 
     where = ""
@@ -55,11 +52,6 @@ class ServingView(LiveView):
         unusual = ", ".join(f"{actor} {state}" for actor, state in self.unusual(now))
         text = f"{SERVING} {self.where}: {done or 0:,.0f} requests answered" if self.milestone() else "starting"
         return f"[{clock(now - self.started)}] {text}" + (f"  ({unusual})" if unusual else "")
-
-    def render(self, now: float, width: int) -> RenderableType:
-        """The same."""
-        del width
-        return Text(self.line(now))
 
 
 @Parameter(name="*")

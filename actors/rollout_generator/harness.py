@@ -34,7 +34,6 @@ from actors.sandbox.isolation.levels import outer_users, visible
 from actors.sandbox.owner.containers import MAKE_SECONDS, Containers, Docker, Limits
 from actors.sandbox.owner.programs import LOST, START_SECONDS, Program, StartError, Zygote, installation
 from actors.sandbox.owner.relay import relay
-from agent_rl import adapters
 from agent_rl.config.hidden import is_reference, with_environment, without
 from agent_rl.config.plugins import called
 from agent_rl.environments.harness import HarnessOutcome, told_of, whose_fault
@@ -333,7 +332,7 @@ class Harnesses:
 
     @property
     def _folders(self) -> dict[str, str]:
-        return {"{base}": str(self._base.absolute()), "{adapters}": adapters.FOLDER}
+        return {"{base}": str(self._base.absolute())}
 
     @property
     def _port(self) -> int:

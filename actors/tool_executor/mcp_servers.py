@@ -27,7 +27,6 @@ from typing import IO, Any, TypeAlias
 
 import trio
 
-from agent_rl import adapters
 from agent_rl.config.hidden import with_environment
 from agent_rl.config.plugins import ContractError
 from agent_rl.config.topology import McpServer, Topology
@@ -147,11 +146,10 @@ class _Program(_Server):
 
     def _started(self) -> subprocess.Popen[bytes]:
         variables = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ} | {"LANG": "C.UTF-8"}
-        command = [part.replace("{adapters}", adapters.FOLDER) for part in self.settings.command]
         starter = str(Path(__file__).with_name("start_server.py"))
         # From this thread, not a worker: Linux sends the parent-death signal when the starting *thread* ends.
         return subprocess.Popen(
-            [sys.executable, "-I", "-S", starter, str(os.getpid()), *command],
+            [sys.executable, "-I", "-S", starter, str(os.getpid()), *self.settings.command],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

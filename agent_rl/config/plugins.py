@@ -63,11 +63,8 @@ ALIASES: Mapping[Kind, Mapping[str, str]] = {
     "environment": {
         "maths": "agent_rl.environments.maths:Maths",
         "rows": "agent_rl.environments.rows:Rows",
-        "arithmetic": "agent_rl.environments.arithmetic:Arithmetic",
         "harbor": "agent_rl.environments.harbor:Harbor",
         "live": "agent_rl.environments.live:Live",
-        "inspect": "agent_rl.adapters.inspect_tasks:InspectTask",
-        "openenv": "agent_rl.adapters.openenv:OpenEnv",
     },
     "loss": {
         "grpo": "agent_rl.learning.losses.grpo:grpo",

@@ -109,8 +109,7 @@ class Harness(Part):
     """``live``: no program is started. Sessions begin, are rewarded and end by HTTP (docs/live.md)."""
     command: tuple[Word, ...] = ()
     """The program and its arguments. ``{prompt}`` is the last message of the problem's prompt, ``{id}`` the problem,
-    ``{seed}`` the rollout's seed, ``{model}`` the name of the model, ``{base}`` the folder of the topology file,
-    ``{adapters}`` that of adapters which come with agent_rl."""
+    ``{seed}`` the rollout's seed, ``{model}`` the name of the model, ``{base}`` the folder of the topology file."""
     fork: bool = False
     """For ``[interpreter, script, ...]`` of Python: the script and what it imports are loaded once and forked for each
     rollout, which then runs it as ``__main__``. It must begin no threads while it loads."""
@@ -185,7 +184,7 @@ class McpServer(Part):
 
     command: tuple[Word, ...] = ()
     """The program and its arguments, for a server that talks over its standard input and output. It runs in the folder
-    of the environment. ``{adapters}`` is the folder of adapters that come with agent_rl."""
+    of the environment."""
     url: str = Field(default="", pattern=r"^$|^https?://.+")
     """Or the address of a server that talks streamable HTTP."""
     environment: dict[VariableName, Word] = Field(default={})

@@ -2,7 +2,7 @@
 
 With them the whole path of a real model (chat template, sampling, parsing, training, weights on disk) runs on a laptop
 in seconds. The tokenizer has one token per printable ASCII character, and one token for each text that every episode
-repeats: tags, the JSON frame of a tool call, and the words of the arithmetic templates. Fewer tokens make rollout and
+repeats: tags, the JSON frame of a tool call, and the words of the quickstart's problems. Fewer tokens make rollout and
 training faster.
 """
 
@@ -12,7 +12,7 @@ import string
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agent_rl.environments.arithmetic import CALL_HEAD, CALL_TAIL
+from agent_rl.environments.python_tools import PYTHON_TOOL
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 
 UNKNOWN, PAD, END = "<unk>", "<pad>", "<|end|>"
 ROLES = {"system": "<|system|>", "user": "<|user|>", "assistant": "<|assistant|>"}
+
+CALL_HEAD = f'{{"name": "{PYTHON_TOOL}", "arguments": {{"code": "'
+CALL_TAIL = '", "input": ""}}'
+"""Before and after the code of a call of Python."""
 
 MARKUP = (
     "<tool_call>",

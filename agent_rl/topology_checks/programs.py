@@ -7,7 +7,6 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from agent_rl import adapters
 from agent_rl.config.source import Finding
 from agent_rl.config.topology import Topology
 from agent_rl.topology_checks.facts import Facts
@@ -38,7 +37,7 @@ def program_findings(topology: Topology, facts: Facts) -> Iterator[Finding]:
                 remedy = "install or start it, give your user the right to it, or leave out `container`"
                 yield Finding(("environments", index, "harness", "container"), message, remedy)
         elif entry.harness.command:
-            program = entry.harness.command[0].replace("{base}", str(base)).replace("{adapters}", adapters.FOLDER)
+            program = entry.harness.command[0].replace("{base}", str(base))
             if (program.startswith("/") or "/" not in program) and _missing(program, base, entry.harness.environment):
                 message = f"environment {entry.name!r}: there is no {program!r}, its harness"
                 yield Finding(("environments", index, "harness", "command"), message, remedy)

@@ -23,7 +23,6 @@ import trio
 
 from actors.base import Actor
 from actors.engines.base import EngineError, TurnRequest, TurnResult
-from actors.engines.scripted import ScriptedEngine
 from actors.kv_scheduler import KVScheduler
 from actors.learner import Learner
 from actors.learner.model import TrainedModel
@@ -34,10 +33,9 @@ from actors.tool_executor import ToolExecutor
 from actors.weights.files import Checkpoints
 from actors.weights.settings import LearnerSettings
 from agent_rl.config.topology import RlStage, SftStage
-from agent_rl.environments.arithmetic import CALL_HEAD, CALL_TAIL
 from agent_rl.figures import SupervisedFigures, TrainingFigures
 from agent_rl.files.disk import whole
-from agent_rl.learning.tiny import CHAT_TEMPLATE, END, PAD, UNKNOWN, character_tokenizer
+from agent_rl.learning.tiny import CALL_HEAD, CALL_TAIL, CHAT_TEMPLATE, END, PAD, UNKNOWN, character_tokenizer
 from agent_rl.messages import PolicyVersion, RolloutRequest, TrainingGroup
 from agent_rl.records.checkpoint_files import (
     STATE_FILE,
@@ -49,6 +47,7 @@ from agent_rl.records.checkpoint_files import (
 )
 from agent_rl.records.model_card import Measured
 from agent_rl.rollout.episode import Episode
+from agent_rl_contract.scripted import ScriptedEngine
 
 if TYPE_CHECKING:
     from actors.engines.base import Engine

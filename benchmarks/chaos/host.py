@@ -22,6 +22,7 @@ from pathlib import Path
 import trio
 
 from agent_rl.config.addresses import run_digest, supervisor_node
+from agent_rl.config.examples import EXAMPLES
 from agent_rl.config.load import load_topology
 from agent_rl.files.leftovers import PREFIX
 from agent_rl.observe.logs import log_directory
@@ -30,6 +31,8 @@ from benchmarks.runs import RunFailed
 from transport import CurveKeys
 
 CLOCK = Path(__file__).with_name("clock")
+SUBSTITUTES = str(EXAMPLES / "substitutes")
+"""Modules of the classes that roles are swapped for."""
 ENDING_SECONDS = 300.0
 DYING_SECONDS = 5.0
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - looked at only
@@ -91,7 +94,7 @@ class Host:
         """Start the run, or continue it. ``further``: settings of this start."""
         environment = os.environ | {
             "TMPDIR": str(self._temporary),
-            "PYTHONPATH": os.pathsep.join(filter(None, (str(CLOCK), os.environ.get("PYTHONPATH")))),
+            "PYTHONPATH": os.pathsep.join(filter(None, (str(CLOCK), SUBSTITUTES, os.environ.get("PYTHONPATH")))),
             "CHAOS_CLOCK": str(self._clock),
         }
         with (self._folder / "output").open("ab") as output:

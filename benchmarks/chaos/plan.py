@@ -140,8 +140,8 @@ def whole_host(host: str, homes: Mapping[str, str]) -> tuple[str, ...]:
 
 OWN = "benchmarks.chaos.actors"
 CLASSES = {
-    "kv_scheduler": ("actors.kv_scheduler:KVScheduler", "substitutes.group_affinity_scheduler:GroupAffinityScheduler"),
-    "roc_filter": ("actors.roc_filter:RoCFilter", "substitutes.shortest_correct_filter:ShortestCorrectFilter"),
+    "kv_scheduler": ("actors.kv_scheduler:KVScheduler", "group_affinity_scheduler:GroupAffinityScheduler"),
+    "roc_filter": ("actors.roc_filter:RoCFilter", "shortest_correct_filter:ShortestCorrectFilter"),
     "learner": ("actors.learner:Learner", f"{OWN}:OtherLearner"),
     "rollout_generator": (f"{OWN}:RecordingGenerator", f"{OWN}:OtherGenerator"),
     "tool_executor": ("actors.tool_executor:ToolExecutor", "benchmarks.bench_swap:OtherExecutor"),

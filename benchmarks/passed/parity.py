@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from agent_rl.environments.arithmetic import Arithmetic
 from agent_rl.environments.base import Context
 from agent_rl.messages import Judgement, Problem, Transcript
+from examples.quickstart.arithmetic import Arithmetic
 
 
 class Parity(Arithmetic):

@@ -46,7 +46,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from agent_rl.simulation.trace import EngineLife, EngineModel, Shape, Trace
+from benchmarks.twin.trace import EngineLife, EngineModel, Shape, Trace
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ from agent_rl.scheduling.instructions import Assign, Instruction, OpenGroup
 from agent_rl.scheduling.policies import base
 from agent_rl.scheduling.policies.guard import Guarded
 from agent_rl.scheduling.scheduler import GroupScheduler
-from agent_rl.testing import engine_load, opened, problem, rl_stage
+from agent_rl_contract.builders import engine_load, opened, problem, rl_stage
 from benchmarks.scheduling.policies import POLICIES
 
 SAMPLES = 32

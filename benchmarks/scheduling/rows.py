@@ -10,13 +10,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from agent_rl.simulation.trace import Trace
 from benchmarks.command import WrongOptions
 from benchmarks.scheduling.bound import lower_bound
 from benchmarks.scheduling.policies import spec_of
 from benchmarks.scheduling.settings import chosen
 from benchmarks.scheduling.simulator import Simulator
 from benchmarks.scheduling.traces import generate
+from benchmarks.twin.trace import Trace
 
 MEASURES = ("makespan_s", "tokens_per_s", "preempted_share", "hit_rate", "group_p99_s", "start_spread")
 

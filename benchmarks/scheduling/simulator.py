@@ -15,9 +15,9 @@ from typing import Literal, TypeAlias
 from agent_rl.scheduling.policies.base import EngineFacts, Placement, PlacementPolicy, Setting, WaitingTurn
 from agent_rl.scheduling.policies.guard import Guarded
 from agent_rl.scheduling.staleness import StepAssembler
-from agent_rl.simulation.engine import ModelledEngine, Rollout, SimulationError
-from agent_rl.simulation.outcome import Outcome, Trained
-from agent_rl.simulation.trace import Trace
+from benchmarks.twin.modelled_engine import ModelledEngine, Rollout, SimulationError
+from benchmarks.twin.outcome import Outcome, Trained
+from benchmarks.twin.trace import Trace
 
 Kind: TypeAlias = Literal["engine", "tools", "trained", "published", "joins", "lost", "drains"]
 

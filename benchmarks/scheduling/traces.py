@@ -45,7 +45,7 @@ from typing import Any
 
 import numpy as np
 
-from agent_rl.simulation.trace import EngineLife, EngineModel, LearnerModel, Shape, Trace, check
+from benchmarks.twin.trace import EngineLife, EngineModel, LearnerModel, Shape, Trace, check
 
 WEIGHT_BYTES = 29.6e9
 KV_BYTES = 163_840

@@ -3,7 +3,7 @@
 One line of an environment's entry adds it; what the model is told is made of the function's signature and docstring::
 
     [[environments]]
-    class = "arithmetic"
+    class = "maths"
     tools = ["calculator:calculator"]
 """
 

@@ -24,14 +24,11 @@ import trio
 from trio.testing import MockClock
 
 from actors.base import Actor, ActorContext, ask
-from actors.contract.base import RoleContract
 from actors.engines.base import TurnRequest
-from actors.engines.scripted import ScriptedEngine
 from actors.evaluator import Evaluator
 from actors.kv_scheduler import KVScheduler
 from actors.roc_filter import RoCFilter
 from actors.rollout_generator import RolloutGenerator
-from actors.testing import Peer, Stage, running
 from agent_rl import messages
 from agent_rl.config.addresses import actor_nodes, supervisor_node
 from agent_rl.config.processes import Host
@@ -53,6 +50,9 @@ from agent_rl.messages import (
     TrainingGroup,
 )
 from agent_rl.rollout.episode import Episode
+from agent_rl_contract.base import RoleContract
+from agent_rl_contract.scripted import ScriptedEngine
+from agent_rl_contract.stage import Peer, Stage, running
 from transport import Delivery, Limits, LinkEvent, MemoryNetwork, Node, PeerBack, PeerGone, Registry
 from transport.network import MemoryPort, read_identity
 from transport.plans import Buffer

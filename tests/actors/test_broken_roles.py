@@ -13,14 +13,6 @@ import numpy as np
 import pytest
 
 from actors.base import ask
-from actors.contract import (
-    ExecutorContract,
-    FilterContract,
-    GeneratorContract,
-    LearnerContract,
-    RoleContract,
-    SchedulerContract,
-)
 from actors.kv_scheduler import KVScheduler
 from actors.learner import Learner
 from actors.roc_filter import RoCFilter
@@ -49,6 +41,14 @@ from agent_rl.messages import (
 from agent_rl.rollout.episode import Episode, Strand
 from agent_rl.rollout.prompts import ChatFormat
 from agent_rl.scheduling.instructions import AskUnfinished, Assign, OpenGroup, Unwanted
+from agent_rl_contract import (
+    ExecutorContract,
+    FilterContract,
+    GeneratorContract,
+    LearnerContract,
+    RoleContract,
+    SchedulerContract,
+)
 
 
 def broken(suite: type[RoleContract], actor: Any, promise: str, folder: Path, **attributes: Any) -> str:

@@ -12,16 +12,16 @@ import trio
 from structlog.testing import capture_logs
 
 from actors.engines.base import EngineRefusedError
-from actors.engines.scripted import ScriptedEngine
 from actors.learner.learner import DeviceTurns, awake
 from actors.rollout_generator import RolloutGenerator
 from actors.rollout_generator.serving import sleeper, still_asleep
 from actors.rollout_generator.starting import RolloutGeneratorSettings, make_engine
-from actors.testing import running, stand_ins
 from actors.weights.files import model_directory
 from agent_rl.config.standard import DEVICE
 from agent_rl.config.topology import Topology
 from agent_rl.messages import DeviceTurn, RolloutRequest, Trajectory
+from agent_rl_contract.scripted import ScriptedEngine
+from agent_rl_contract.stage import running, stand_ins
 from tests import builders
 from tests.actors.simulated_run import in_virtual_time
 from tests.actors.test_rollout_generator import scripted

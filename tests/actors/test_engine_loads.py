@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import trio
 
-from actors.contract import GeneratorContract
 from actors.engines.base import EngineFigures
-from actors.engines.scripted import ScriptedEngine
 from actors.kv_scheduler import KVScheduler
 from actors.rollout_generator import RolloutGenerator
-from actors.testing import running, stand_ins
 from agent_rl.messages import EngineLoad, ToolResult
+from agent_rl_contract import GeneratorContract
+from agent_rl_contract.scripted import ScriptedEngine
+from agent_rl_contract.stage import running, stand_ins
 from tests.actors.topologies import micro
 from tests.transport.contract.base import Cut, FaultyNetwork
 from transport import CallFailed, Limits, LinkEvent, MemoryNetwork, PeerBack, PeerGone
@@ -57,7 +57,7 @@ async def test_whoever_had_lost_an_idle_generator_hears_its_load_again(
 ) -> None:
     """Scheduler and learner drop the engine of a lost generator, which has nothing new to announce."""
     cut = Cut()
-    monkeypatch.setattr("actors.testing.MemoryNetwork", lambda: FaultyNetwork(MemoryNetwork(), cut))
+    monkeypatch.setattr("agent_rl_contract.stage.MemoryNetwork", lambda: FaultyNetwork(MemoryNetwork(), cut))
     bench = GeneratorContract()
     bench.actor = RolloutGenerator  # type: ignore[misc]
     async with bench.bench(tmp_path) as made:

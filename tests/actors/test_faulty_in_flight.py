@@ -10,8 +10,6 @@ import structlog.testing
 import trio
 from trio.testing import MockClock
 
-from actors.contract import FilterContract, GeneratorContract, SchedulerContract
-from actors.contract.filter_bench import RIGHT, WRONG, rollout
 from actors.kv_scheduler import KVScheduler
 from actors.roc_filter import RoCFilter
 from actors.rollout_generator import RolloutGenerator
@@ -21,7 +19,9 @@ from agent_rl.records.audit import audit
 from agent_rl.rollout.prompts import ChatFormat
 from agent_rl.scheduling.policies.base import Placement, PlacementPolicy
 from agent_rl.scheduling.policies.worst_case import WorstCase
-from agent_rl.testing import opened
+from agent_rl_contract import FilterContract, GeneratorContract, SchedulerContract
+from agent_rl_contract.builders import opened
+from agent_rl_contract.filter_bench import RIGHT, WRONG, rollout
 
 
 class ChokesOnTheSecondGroup(RoCFilter):

@@ -14,7 +14,6 @@ from trio.testing import MockClock
 
 from actors.roc_filter import RoCFilter
 from actors.runtime.process import user_mistake
-from actors.testing import Stage, running, stand_ins
 from agent_rl.config.topology import Topology
 from agent_rl.figures import TrainingFigures
 from agent_rl.messages import (
@@ -28,6 +27,7 @@ from agent_rl.messages import (
 )
 from agent_rl.records.audit import audit
 from agent_rl.records.journal import Journal
+from agent_rl_contract.stage import Stage, running, stand_ins
 from tests import builders
 from tests.actors.topologies import micro
 

@@ -14,14 +14,10 @@ import numpy as np
 import pytest
 import trio
 
-from actors.contract.generator_bench import TALKATIVE
 from actors.engines.base import TurnRequest, TurnResult
-from actors.engines.scripted import LOGPROB, ScriptedEngine
 from actors.kv_scheduler import REPORT_SECONDS, KVScheduler
 from actors.rollout_generator import RolloutGenerator
-from actors.testing import Stage, running, stand_ins
 from agent_rl.config.topology import EnvironmentEntry, Topology
-from agent_rl.environments.arithmetic import Arithmetic
 from agent_rl.environments.python_tools import notebook
 from agent_rl.messages import (
     EngineLoad,
@@ -40,6 +36,10 @@ from agent_rl.messages import (
 )
 from agent_rl.records.run_directory import RESTARTS
 from agent_rl.scheduling.ids import rollout_id
+from agent_rl_contract.generator_bench import TALKATIVE
+from agent_rl_contract.scripted import LOGPROB, ScriptedEngine
+from agent_rl_contract.stage import Stage, running, stand_ins
+from examples.quickstart.arithmetic import Arithmetic
 from tests import builders
 from tests.actors.simulated_run import in_virtual_time
 from tests.actors.test_rollout_generator import ANSWER, NOTEBOOK, model
@@ -154,7 +154,7 @@ async def a_run(folder: Path, model: Path, *, entry: EnvironmentEntry | None = N
 
     run = Run(folder)
     engine = {"script": run.writes(script or cells), "made": run.engines.append}
-    generator: dict[str, Any] = {"engine": "actors.engines.scripted:ScriptedEngine", "engine_settings": engine}
+    generator: dict[str, Any] = {"engine": "agent_rl_contract.scripted:ScriptedEngine", "engine_settings": engine}
     if gate is not None:
         generator = {"engine": "tests.actors.test_hand_over:Gated", "engine_settings": {**engine, "gate": gate}}
     roles = {

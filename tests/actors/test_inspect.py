@@ -10,19 +10,19 @@ import pytest
 import trio
 
 from actors.rollout_generator.agent_loop import EnvironmentFaultError
-from agent_rl.adapters.inspect_tasks import InspectTask
 from agent_rl.config.topology import Harness, McpServer
 from agent_rl.environments.base import TaskError
 from agent_rl.environments.harness import HarnessOutcome, told_of
 from agent_rl.messages import EnvironmentMessage, Judgement, Problem, Sampling, Transcript
 from agent_rl.rollout.episode import Episode
+from examples.adapters.inspect_tasks import InspectTask
 from tests import builders
 from tests.actors.gateway.stand import stand
 from tests.actors.test_mcp_servers import serving
 
 INSPECT = Path(__file__).parents[2] / ".venv-inspect"
 PYTHON = str(INSPECT / "bin/python")
-SCRIPT = "{adapters}/inspect_server.py"
+SCRIPT = str(Path(__file__).parents[2] / "examples/adapters/inspect_server.py")
 SUMS = f"{Path(__file__).parents[1] / 'servers/sums_task.py'}@"
 THREATS = "inspect_evals/agent_threat_bench_memory_poison"
 with_inspect = pytest.mark.skipif(

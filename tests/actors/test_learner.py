@@ -21,7 +21,6 @@ from structlog.testing import capture_logs
 
 from actors.learner import Learner
 from actors.runtime.process import user_mistake
-from actors.testing import Stage, running, stand_ins
 from agent_rl.config.topology import Topology
 from agent_rl.figures import StepFigures
 from agent_rl.files.disk import disk_error
@@ -36,6 +35,7 @@ from agent_rl.messages import (
     TrainingGroup,
 )
 from agent_rl.records.checkpoint_files import Position, read_position
+from agent_rl_contract.stage import Stage, running, stand_ins
 from tests import builders
 from tests.actors.topologies import micro
 from tests.end_to_end.faulty import BAD_VERSIONS, FaultyLearner

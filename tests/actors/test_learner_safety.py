@@ -16,17 +16,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import MockClock
 
-from actors.contract import LearnerContract
-from actors.contract.learner import BEGUN, RECIPE
 from actors.learner import Learner
 from actors.learner.model import Busy, Saving
 from actors.runtime.process import user_mistake
-from actors.testing import running, stand_ins
 from actors.weights.files import Checkpoints
 from agent_rl.config.selection import SelectStage
 from agent_rl.figures import RolloutMeans, StepFigures, TrainingFigures
 from agent_rl.messages import ActorStatus, PolicyPublished, Recorded, StageEntered, StageRecorded, StepReady
 from agent_rl.records.checkpoint_files import STATE_FILE, Position, checksum_of_state, read_position
+from agent_rl_contract import LearnerContract
+from agent_rl_contract.learner import BEGUN, RECIPE
+from agent_rl_contract.stage import running, stand_ins
 from tests.actors.topologies import micro
 
 

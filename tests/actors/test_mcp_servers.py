@@ -20,7 +20,6 @@ import trio
 from structlog.testing import capture_logs
 
 from actors.cli.main import main
-from actors.testing import running, stand_ins
 from actors.tool_executor import ToolExecutor, mcp_servers
 from actors.tool_executor.context import ExecutorContext, Services
 from actors.tool_executor.mcp_servers import McpServers
@@ -30,16 +29,18 @@ from agent_rl.config.topology import McpServer, Topology
 from agent_rl.environments import mcp
 from agent_rl.environments.base import BadArgumentError, Environment, TaskError
 from agent_rl.messages import JudgementWanted, Problem, ToolResult, Transcript
-from agent_rl.testing import tool_call
+from agent_rl_contract.builders import tool_call
+from agent_rl_contract.stage import running, stand_ins
 from tests.actors.gateway.stand import free_port
 from tests.actors.sandbox.running import commands, eventually, is_alive
 from tests.actors.test_tool_executor import asker
 from tests.actors.topologies import micro
-from tests.end_to_end.topologies import write_micro
+from tests.end_to_end.topologies import ENVIRONMENT, write_micro
 
 SERVERS = Path(__file__).parents[2] / ".venv-servers"
 WORDS = (str(SERVERS / "bin/python"), str(Path(__file__).parents[1] / "servers/words.py"))
 BAD = (sys.executable, str(Path(__file__).with_name("bad_mcp_server.py")))
+ADAPTERS = Path(__file__).parents[2] / "examples/adapters"
 INSTALLED = (SERVERS / "installed").is_file()
 MCP = pytest.mark.skipif(not INSTALLED, reason="the package mcp is not here: make .venv-servers/installed")
 
@@ -207,7 +208,7 @@ async def test_a_server_that_cannot_serve_is_named_with_its_fault(tmp_path, monk
     ],
 )
 async def test_the_package_of_an_adapter_that_is_missing_is_named(tmp_path, script, given, said):
-    command = (sys.executable, "-S", f"{{adapters}}/{script}", *given)
+    command = (sys.executable, "-S", f"{ADAPTERS}/{script}", *given)
     async with serving(tmp_path, s=McpServer(command=command)) as servers:
         with pytest.raises(TaskError) as caught:
             await servers.listings()
@@ -417,7 +418,7 @@ def test_the_command_names_all_faults_and_writes_files_of_what_is_sound(tmp_path
             f"[environments.mcp.{at}]\ncommand = {json.dumps([*BAD, fault])}"
             for at, fault in zip("st", faults, strict=False)
         ]
-        path.write_text(plain.replace('class = "arithmetic"', "\n".join(['class = "arithmetic"', *tables])))
+        path.write_text(plain.replace(ENVIRONMENT, "\n".join([ENVIRONMENT, *tables])))
         return [str(main(["mcp", str(path)])), *capsys.readouterr().err.splitlines()]
 
     assert listed("well", "pages") == ["0"]

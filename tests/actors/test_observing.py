@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import trio
 
-from actors.contract.generator_bench import Talkative
-from actors.testing import running, stand_ins
 from actors.tool_executor import ToolExecutor
 from actors.weights.files import model_directory
 from agent_rl.config.topology import EnvironmentEntry, Topology
 from agent_rl.environments.base import Observation
 from agent_rl.messages import EnvironmentMessage, ObserveTurn, Sampling, Trajectory, Transcript, TurnObserved
+from agent_rl_contract.generator_bench import Talkative
+from agent_rl_contract.stage import running, stand_ins
 from tests import builders
 from tests.actors.test_rollout_generator import scripted
 from tests.actors.topologies import micro

@@ -12,14 +12,15 @@ import trio
 from structlog.testing import capture_logs
 
 from actors.tool_executor.mcp_servers import McpServers
-from agent_rl.adapters.openenv import OpenEnv
 from agent_rl.config.topology import McpServer
 from agent_rl.environments.base import TaskError, ToolOutput
 from agent_rl.messages import EnvironmentMessage, Problem, ToolCallRecord, Transcript
+from examples.adapters.openenv_tasks import OpenEnv
 from tests.actors.sandbox.running import eventually, is_alive
 from tests.actors.test_mcp_servers import serving
 
 OPENENV = Path(__file__).parents[2] / ".venv-openenv"
+ADAPTERS = Path(__file__).parents[2] / "examples/adapters"
 SERVERS = str(Path(__file__).parents[1] / "servers")
 with_openenv = pytest.mark.skipif(
     not (OPENENV / "installed").is_file(), reason="OpenEnv is not here: make .venv-openenv/installed"
@@ -28,7 +29,7 @@ pytestmark = pytest.mark.real_time
 
 
 def server(app: str, *arguments: str) -> McpServer:
-    command = (str(OPENENV / "bin/python"), "{adapters}/openenv_server.py", app, "tasks.jsonl", *arguments)
+    command = (str(OPENENV / "bin/python"), f"{ADAPTERS}/openenv_server.py", app, "tasks.jsonl", *arguments)
     return McpServer(command=command, environment={"PYTHONPATH": SERVERS}, seconds=60)
 
 

@@ -17,16 +17,16 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
-from actors.testing import running, stand_ins
 from actors.tool_executor import ToolExecutor
 from actors.tool_executor.user_code import LAST_CALLS, Unanswered
 from actors.user_threads import Deadline, DeadlineError, NoThreadError, Threads
-from agent_rl.environments.arithmetic import Arithmetic
 from agent_rl.environments.base import SNAPSHOT_BYTES, Context, ToolOutput
 from agent_rl.environments.python_tools import PYTHON_TOOL, python
 from agent_rl.environments.tools import tool
 from agent_rl.messages import ActorStatus, ToolResult
-from agent_rl.testing import tool_call
+from agent_rl_contract.builders import tool_call
+from agent_rl_contract.stage import running, stand_ins
+from examples.quickstart.arithmetic import Arithmetic
 from tests.actors.test_tool_executor import Ask, asker, serve
 from tests.actors.topologies import micro
 

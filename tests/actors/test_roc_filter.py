@@ -17,7 +17,6 @@ from trio.testing import MockClock
 from actors.base import ask
 from actors.roc_filter import RoCFilter
 from actors.runtime.process import user_mistake
-from actors.testing import Stage, running, stand_ins
 from agent_rl.config.topology import Interim, Topology
 from agent_rl.figures import StageFigures, SupervisedFigures, TrainingFigures
 from agent_rl.files.disk import DiskError, disk_error
@@ -40,6 +39,7 @@ from agent_rl.messages import (
 from agent_rl.records.audit import audit
 from agent_rl.records.journal import Journal
 from agent_rl.scheduling.ids import group_id
+from agent_rl_contract.stage import Stage, running, stand_ins
 from tests import builders
 from tests.actors.topologies import micro
 from tests.full_disk import fill, no_file_longer_than, small_disk

@@ -6,12 +6,12 @@ from typing import ClassVar
 
 import pytest
 
-from actors.contract import ExecutorContract, FilterContract, GeneratorContract, LearnerContract, SchedulerContract
 from actors.kv_scheduler import KVScheduler
 from actors.learner import Learner
 from actors.roc_filter import RoCFilter
 from actors.rollout_generator import RolloutGenerator
 from actors.tool_executor import ToolExecutor
+from agent_rl_contract import ExecutorContract, FilterContract, GeneratorContract, LearnerContract, SchedulerContract
 
 
 class TestKVScheduler(SchedulerContract):

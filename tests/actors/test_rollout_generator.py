@@ -14,17 +14,17 @@ from structlog.testing import capture_logs
 from trio.testing import MockClock
 
 from actors.engines.base import EngineError, EngineRefusedError
-from actors.engines.scripted import ScriptedEngine
 from actors.rollout_generator import RolloutGenerator
-from actors.testing import Stage, running, stand_ins
 from actors.weights.files import model_directory
 from agent_rl.config.topology import EnvironmentEntry
-from agent_rl.environments.arithmetic import Arithmetic
 from agent_rl.environments.base import TaskError
 from agent_rl.environments.python_tools import notebook
 from agent_rl.figures import numbers
 from agent_rl.groups.statistics import RolloutFigures, rollout_means
 from agent_rl.messages import Judgement, PolicyVersion, Sampling, ToolCall, ToolResult, Trajectory
+from agent_rl_contract.scripted import ScriptedEngine
+from agent_rl_contract.stage import Stage, running, stand_ins
+from examples.quickstart.arithmetic import Arithmetic
 from tests import builders
 from tests.actors.topologies import micro
 

@@ -13,11 +13,11 @@ from actors.base import ask
 from actors.kv_scheduler import KVScheduler
 from actors.roc_filter import RoCFilter
 from actors.runtime.process import user_mistake
-from actors.testing import Stage, running, stand_ins
 from agent_rl.config.selection import SelectStage
 from agent_rl.config.topology import EnvironmentEntry, Topology
 from agent_rl.messages import Evaluation, EvaluationReady, GroupOpened, GroupsUnfinished, StageEntered, UnfinishedGroups
 from agent_rl.records.audit import audit
+from agent_rl_contract.stage import Stage, running, stand_ins
 from tests import builders
 from tests.actors.topologies import micro
 

@@ -15,10 +15,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from actors.runtime.process import user_mistake
 from actors.sandbox.owner.functions import FunctionSandbox
-from actors.testing import Stage, running, stand_ins
 from actors.tool_executor import ToolExecutor
 from actors.weights.files import model_directory
-from agent_rl.environments.arithmetic import Arithmetic
 from agent_rl.environments.base import CheckError
 from agent_rl.environments.python_tools import NOTEBOOK_TOOL, PYTHON_TOOL, notebook
 from agent_rl.messages import (
@@ -32,7 +30,9 @@ from agent_rl.messages import (
     Transcript,
 )
 from agent_rl.observe.metrics import MetricsBoard
-from agent_rl.testing import tool_call
+from agent_rl_contract.builders import tool_call
+from agent_rl_contract.stage import Stage, running, stand_ins
+from examples.quickstart.arithmetic import Arithmetic
 from tests import builders
 from tests.actors.sandbox.running import eventually, living, named
 from tests.actors.test_rollout_generator import scripted

@@ -179,5 +179,5 @@ def test_every_kind_of_attribute_is_decoded_as_it_was(value: Any) -> None:
 @pytest.mark.parametrize("url", ["collector:4318", "ftp://collector", "http://", "http://a b"])
 def test_what_is_no_url_is_refused_with_its_key(url: str) -> None:
     with pytest.raises(TopologyError, match="otel"):
-        load_topology(Path("examples/quickstart.toml"), [f'run.otel="{url}"'])
-    assert load_topology(Path("examples/quickstart.toml")).run.otel is None
+        load_topology(Path("examples/quickstart/quickstart.toml"), [f'run.otel="{url}"'])
+    assert load_topology(Path("examples/quickstart/quickstart.toml")).run.otel is None

@@ -21,10 +21,8 @@ import numpy as np
 import pytest
 import trio
 
-from actors.contract.base import RoleContract
 from actors.engines.base import Engine, TurnRequest, TurnResult
 from actors.engines.reference import Reference
-from actors.engines.testing import eventually
 from actors.kv_scheduler import KVScheduler
 from actors.learner import Learner
 from actors.roc_filter import RoCFilter
@@ -39,6 +37,8 @@ from agent_rl.rollout.episode import Episode
 from agent_rl.rollout.parsing import ParsedCall
 from agent_rl.rollout.prompts import ChatFormat
 from agent_rl.scheduling.policies.base import EngineFacts, Placement, PlacementPolicy, WaitingTurn
+from agent_rl_contract.base import RoleContract
+from agent_rl_contract.engine import eventually
 from tests.actors.simulated_run import NEAR, SimulatedRun
 
 STEPS, GROUPS, SAMPLES, TURNS, RESPONSE = 6, 2, 4, 5, 220

@@ -15,14 +15,14 @@ import trio
 import trio.testing
 
 from actors import user_threads
-from actors.testing import running, stand_ins
 from actors.tool_executor import ToolExecutor
 from actors.user_threads import Watchdog, interruptible
-from agent_rl.environments.arithmetic import Arithmetic
 from agent_rl.environments.base import BlockedError, Observation
 from agent_rl.environments.tools import tool
 from agent_rl.messages import Judgement, JudgementReply, ObserveTurn, Transcript
-from agent_rl.testing import tool_call
+from agent_rl_contract.builders import tool_call
+from agent_rl_contract.stage import running, stand_ins
+from examples.quickstart.arithmetic import Arithmetic
 from tests import builders
 from tests.actors.test_tool_executor import Ask, asker
 from tests.actors.topologies import micro

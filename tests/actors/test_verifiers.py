@@ -9,14 +9,15 @@ import pytest
 import trio
 
 from actors.tool_executor.mcp_servers import McpServers
-from agent_rl.adapters.verifiers import Verifiers
 from agent_rl.config.plugins import ContractError
 from agent_rl.config.topology import McpServer
 from agent_rl.environments.base import TaskError
 from agent_rl.messages import Transcript
+from examples.adapters.verifiers_tasks import Verifiers
 from tests.actors.test_mcp_servers import serving
 
 VERIFIERS = Path(__file__).parents[2] / ".venv-verifiers"
+ADAPTERS = Path(__file__).parents[2] / "examples/adapters"
 TASKSETS = str(Path(__file__).parents[1] / "servers")
 pytestmark = [
     pytest.mark.real_time,
@@ -27,7 +28,7 @@ pytestmark = [
 
 
 def server(*arguments: str) -> McpServer:
-    command = (str(VERIFIERS / "bin/python"), "{adapters}/verifiers_server.py", "sums-taskset", *arguments)
+    command = (str(VERIFIERS / "bin/python"), f"{ADAPTERS}/verifiers_server.py", "sums-taskset", *arguments)
     return McpServer(command=command, environment={"PYTHONPATH": TASKSETS}, seconds=60)
 
 

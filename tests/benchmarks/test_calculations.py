@@ -17,15 +17,14 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from actors.roc_filter.replay import encode_stored
-from actors.testing import running, stand_ins
-from agent_rl.environments.arithmetic import ArithmeticTasks
 from agent_rl.environments.python_tools import PYTHON_TOOL
 from agent_rl.learning.tiny import build_tokenizer
 from agent_rl.records.journal import Journal
 from agent_rl.rollout.parsing import ParsedCall, parse_calls
 from agent_rl.rollout.prompts import ChatFormat
 from agent_rl.rollout.supervised import sequences
-from agent_rl.testing import tool_call, trajectory
+from agent_rl_contract.builders import tool_call, trajectory
+from agent_rl_contract.stage import running, stand_ins
 from benchmarks import bench_end_to_end, bench_learner, bench_learning, bench_overlap, learner_tree
 from benchmarks.bench_end_to_end import Measured
 from benchmarks.bench_hostile import Heard
@@ -46,6 +45,7 @@ from benchmarks.runs import Run, RunFailed, Window, stage_rows, window
 from benchmarks.tool_loads import Step, report_steps
 from benchmarks.tool_processes import FAILING, NUMPY, PLAIN, SNIPPETS, SYMPY, Floor
 from benchmarks.tool_service import Call
+from examples.quickstart.arithmetic import ArithmeticTasks
 from tests.actors.topologies import micro
 from tests.builders import opened, wanted
 from transport import encode

@@ -12,7 +12,6 @@ import torch
 import trio
 
 from actors.engines.base import Engine, EngineError, ModelError, TurnRequest, TurnResult
-from actors.engines.scripted import ScriptedEngine
 from actors.learner import Learner
 from actors.roc_filter import RoCFilter
 from actors.rollout_generator import RolloutGenerator, RolloutGeneratorSettings
@@ -20,6 +19,7 @@ from actors.tool_executor import ToolExecutor, refused
 from agent_rl.environments.python_tools import PYTHON_TOOL
 from agent_rl.files.disk import whole
 from agent_rl.messages import Judgement, PolicyVersion, ToolCall, ToolResult, TrainingGroup, Trajectory
+from agent_rl_contract.scripted import ScriptedEngine
 from tests.end_to_end.topologies import ANSWER
 from transport import Registry, decode, encode
 

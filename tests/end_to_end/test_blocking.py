@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.processes import balanced, finish, processes_of, start
-from tests.end_to_end.topologies import write_micro
+from tests.end_to_end.topologies import ENVIRONMENT, write_micro
 
 CODE = '''
 """An environment whose code blocks, and an engine whose every turn makes it do so."""
 import sys
 import time
 from pathlib import Path
-from actors.engines.scripted import ScriptedEngine
-from agent_rl.environments.arithmetic import Arithmetic
+from agent_rl_contract.scripted import ScriptedEngine
+from examples.quickstart.arithmetic import Arithmetic
 from agent_rl.environments.base import Environment
 from agent_rl.messages import Judgement
 
@@ -78,7 +78,7 @@ def line_of(text: str, *, after: str) -> int:
 def write(folder: Path, environment: str, executor: str = "") -> tuple[Path, Path]:
     path, directory = write_micro(folder)
     (folder / "blocking_code.py").write_text(CODE)
-    text = path.read_text().replace('class = "arithmetic"', f'class = "blocking_code:{environment}"')
+    text = path.read_text().replace(ENVIRONMENT, f'class = "blocking_code:{environment}"')
     text = text.replace("settings = { max_rollouts", 'settings = { engine = "blocking_code:Engine", max_rollouts')
     path.write_text(text.replace('class = "actors.tool_executor:ToolExecutor"\n', f"{executor}\n"))
     return path, directory

@@ -9,13 +9,14 @@ import pytest
 
 from actors.cli.main import main
 from tests.end_to_end.processes import balanced, finish, rows, start
-from tests.end_to_end.topologies import write_micro
+from tests.end_to_end.topologies import ENVIRONMENT, write_micro
 
-INSPECT = Path(__file__).parents[2] / ".venv-inspect"
+ROOT = Path(__file__).parents[2]
+INSPECT = ROOT / ".venv-inspect"
 TASK = '"inspect_evals/agent_threat_bench_memory_poison"'
-SCRIPT = f'{json.dumps(str(INSPECT / "bin/python"))}, "{{adapters}}/inspect_server.py"'
+SCRIPT = f'{json.dumps(str(INSPECT / "bin/python"))}, "{ROOT}/examples/adapters/inspect_server.py"'
 ENTRY = f"""\
-class = "inspect"
+class = "examples.adapters.inspect_tasks:InspectTask"
 settings = {{ held_out = 3, score = "agent_threat_bench_scorer/utility" }}
 
 [environments.mcp.inspect]
@@ -37,7 +38,7 @@ def test_a_task_of_inspect_evals_is_evaluated_and_trained_on(
 ) -> None:
     path, directory = write_micro(tmp_path)
     supervised = '[[stages]]\nkind = "sft"\nsteps = 3\nbatch = 4\n\n'
-    text = path.read_text().replace('class = "arithmetic"', ENTRY).replace(supervised, "")
+    text = path.read_text().replace(ENVIRONMENT, ENTRY).replace(supervised, "")
     path.write_text(text.replace("mlp_size = 32", "mlp_size = 32\nmax_length = 4096"))  # the tools are listed
     assert main(["mcp", str(path)]) == 0
     assert capsys.readouterr().out == f"wrote {tmp_path}/inspect.tools.json: no tools\n"

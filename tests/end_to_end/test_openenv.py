@@ -10,15 +10,16 @@ import pytest
 
 from actors.cli.main import main
 from tests.end_to_end.processes import balanced, finish, rows, start
-from tests.end_to_end.topologies import write_micro
+from tests.end_to_end.topologies import ENVIRONMENT, write_micro
 
-OPENENV = Path(__file__).parents[2] / ".venv-openenv"
+ROOT = Path(__file__).parents[2]
+OPENENV = ROOT / ".venv-openenv"
 ENTRY = f"""\
-class = "openenv"
+class = "examples.adapters.openenv_tasks:OpenEnv"
 settings = {{ held_out = 3 }}
 
 [environments.mcp.openenv]
-command = [{json.dumps(str(OPENENV / "bin/python"))}, "{{adapters}}/openenv_server.py", "echoes.server.app:app", "tasks.jsonl", "20"]
+command = [{json.dumps(str(OPENENV / "bin/python"))}, "{ROOT}/examples/adapters/openenv_server.py", "echoes.server.app:app", "tasks.jsonl", "20"]
 """
 
 
@@ -29,7 +30,7 @@ def test_the_environment_of_openenvs_package_is_trained_on(tmp_path: Path, capsy
     made = [OPENENV / "bin/python", OPENENV / "bin/openenv", "init", "echoes"]
     subprocess.run(made, cwd=tmp_path, check=True, stdout=subprocess.DEVNULL, timeout=120)
     supervised = '[[stages]]\nkind = "sft"\nsteps = 3\nbatch = 4\n\n'
-    path.write_text(path.read_text().replace('class = "arithmetic"', ENTRY).replace(supervised, ""))
+    path.write_text(path.read_text().replace(ENVIRONMENT, ENTRY).replace(supervised, ""))
     assert main(["check", str(path)]) == 2
     assert "there is no" in capsys.readouterr().err
     assert main(["mcp", str(path)]) == 0

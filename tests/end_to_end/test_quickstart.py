@@ -19,7 +19,7 @@ def test_the_quickstart_learns_to_use_its_tool(tmp_path: Path) -> None:
         "-m",
         "actors.cli",
         "run",
-        "examples/quickstart.toml",
+        "examples/quickstart/quickstart.toml",
         "--set",
         f"run.directory={tmp_path}",
     ]

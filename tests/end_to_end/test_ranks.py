@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -86,7 +87,10 @@ def finished(path: Path, directory: Path, process: Any, *, killed: bool) -> None
 @pytest.mark.slow
 def test_two_ranks_train_the_quickstart(tmp_path: Path) -> None:
     path, directory = tmp_path / "quickstart.toml", tmp_path / "run"
-    path.write_text((EXAMPLES / "quickstart.toml").read_text().replace('"runs/quickstart"', f'"{directory}"'))
+    shutil.copy(EXAMPLES / "quickstart/arithmetic.py", tmp_path)
+    path.write_text(
+        (EXAMPLES / "quickstart/quickstart.toml").read_text().replace('"runs/quickstart"', f'"{directory}"')
+    )
     process = start(path, *[f"{name}={value}" for name, value in SHORT.items()])
     finished(path, directory, process, killed=False)
     whole(directory)

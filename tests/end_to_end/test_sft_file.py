@@ -10,7 +10,7 @@ import pytest
 from transformers import AutoConfig
 
 from tests.end_to_end.processes import finish, start
-from tests.end_to_end.topologies import write_micro
+from tests.end_to_end.topologies import ENVIRONMENT, write_micro
 
 QUESTION, ANSWER = "2 + 2?", "<answer>\\boxed{4}</answer>"
 
@@ -19,7 +19,7 @@ def write_sft(folder: Path, stages: str) -> Path:
     path, _ = write_micro(folder)
     before, rest = path.read_text().split("[[stages]]", 1)
     actors = rest[rest.index("[actors.") :]
-    before = before.replace('class = "arithmetic"', 'class = "maths"\nsettings.evaluation_files = ["held_out.jsonl"]')
+    before = before.replace(ENVIRONMENT, 'class = "maths"\nsettings.evaluation_files = ["held_out.jsonl"]')
     path.write_text(before + stages + actors)
     (folder / "held_out.jsonl").write_text(json.dumps({"problem": QUESTION, "answer": "4"}))
     return path

@@ -32,7 +32,7 @@ ENGINE = '''
 """An engine without a model whose every rollout calls a tool, so that somebody always needs the tool executor."""
 from pathlib import Path
 from urllib.parse import quote
-from actors.engines.scripted import ScriptedEngine
+from agent_rl_contract.scripted import ScriptedEngine
 
 CALL = '<tool_call>{"name": "python_code_with_standard_io", "arguments": {"code": "print(4)", "input": ""}}</tool_call>'
 

@@ -42,7 +42,8 @@ name = "idle"
 directory = "run"
 [model.initialise]
 [[environments]]
-class = "arithmetic"
+class = "examples.quickstart.arithmetic:Arithmetic"
+name = "arithmetic"
 [[stages]]
 kind = "sft"
 steps = 2

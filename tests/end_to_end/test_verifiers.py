@@ -9,17 +9,17 @@ import pytest
 
 from actors.cli.main import main
 from tests.end_to_end.processes import balanced, finish, rows, start
-from tests.end_to_end.topologies import write_micro
+from tests.end_to_end.topologies import ENVIRONMENT, write_micro
 
 ROOT = Path(__file__).parents[2]
 VERIFIERS = ROOT / ".venv-verifiers"
 PYTHON = json.dumps(str(VERIFIERS / "bin/python"))
 ENTRY = f"""\
-class = "agent_rl.adapters.verifiers:Verifiers"
+class = "examples.adapters.verifiers_tasks:Verifiers"
 settings = {{ held_out = 3 }}
 
 [environments.mcp.verifiers]
-command = [{PYTHON}, "{{adapters}}/verifiers_server.py", "sums-taskset", "tasks.jsonl", "20"]
+command = [{PYTHON}, "{ROOT}/examples/adapters/verifiers_server.py", "sums-taskset", "tasks.jsonl", "20"]
 environment = {{ PYTHONPATH = "{ROOT / "tests" / "servers"}" }}
 """
 
@@ -31,7 +31,7 @@ environment = {{ PYTHONPATH = "{ROOT / "tests" / "servers"}" }}
 def test_a_taskset_of_verifiers_is_trained_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, directory = write_micro(tmp_path)
     supervised = '[[stages]]\nkind = "sft"\nsteps = 3\nbatch = 4\n\n'
-    path.write_text(path.read_text().replace('class = "arithmetic"', ENTRY).replace(supervised, ""))
+    path.write_text(path.read_text().replace(ENVIRONMENT, ENTRY).replace(supervised, ""))
     assert main(["check", str(path)]) == 2
     assert "there is no" in capsys.readouterr().err
     assert main(["mcp", str(path)]) == 0

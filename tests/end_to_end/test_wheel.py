@@ -24,7 +24,7 @@ HOSTILE_CALL = """
 import os, sys
 import agent_rl_neighbour
 site, read = os.path.dirname(agent_rl_neighbour.__file__), []
-for name in ("actors", "agent_rl", "benchmarks", "transport"):
+for name in ("actors", "agent_rl", "agent_rl_contract", "benchmarks", "transport"):
     for folder, _, names in os.walk(os.path.join(site, name)):
         for name in names:
             try: open(os.path.join(folder, name), "rb").read(1); read.append(os.path.join(folder, name))
@@ -115,11 +115,12 @@ def test_a_wheel_runs_its_examples_and_benchmarks_outside_a_clone(elsewhere, tmp
     installed = tmp_path / "installed"
     subprocess.run([*pip, "install", "--no-deps", "--target", str(installed), str(wheel)], check=True, timeout=300)
     environment = {**os.environ, "PYTHONPATH": str(installed)}
-    where = "import agent_rl, actors, benchmarks; print(agent_rl.__file__, actors.__file__, benchmarks.__file__)"
+    packages = "agent_rl, actors, benchmarks, agent_rl_contract"
+    where = f"import {packages}; print([each.__file__ for each in ({packages})])"
     found = subprocess.run(
         [sys.executable, "-P", "-c", where], env=environment, capture_output=True, text=True, check=True
     )
-    assert found.stdout.count(str(installed)) == 3
+    assert found.stdout.count(str(installed)) == 4
     assert hostile_calls(installed, tmp_path) == "strong []\nfiltered []\n"
     printed = agent_rl(elsewhere, environment, "run", "examples/quickstart.toml", *overrides(SHORT))
     assert json.loads(printed.splitlines()[-1])["steps"] == 1

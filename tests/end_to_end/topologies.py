@@ -11,6 +11,9 @@ from transport import CurveKeys
 ANSWER = "4"
 """What the problems of `write_half_right` ask for."""
 
+ENVIRONMENT = 'class = "examples.quickstart.arithmetic:Arithmetic"\nname = "arithmetic"'
+"""The lines of the environment in `MICRO`."""
+
 MICRO = """
 [run]
 name = "micro"
@@ -26,7 +29,7 @@ head_dim = 16
 mlp_size = 32
 
 [[environments]]
-class = "arithmetic"
+ENVIRONMENT
 
 [algorithm]
 groups_per_step = 2
@@ -86,7 +89,7 @@ links = {{ checks = "tool_executor", training = "learner", progress = "kv_schedu
 class = "actors.learner:Learner"
 host = "{a}"
 links = {{ policy = ["kv_scheduler", "rollout_generator"], stages = "roc_filter", steps = "roc_filter", checkpoints = "roc_filter" }}
-"""
+""".replace("ENVIRONMENT", ENVIRONMENT)
 
 
 def write_micro(folder: Path, *, steps: int = 3) -> tuple[Path, Path]:
@@ -113,7 +116,7 @@ def write_half_right(
     before, stages = whole.split("[[stages]]", 1)
     rl = "[[stages]]" + stages.split("[[stages]]")[2]
     actors = stages[stages.index("[actors.") :]
-    text = (before + rl + actors).replace('class = "arithmetic"', 'class = "maths"\nsettings.files = ["fours.jsonl"]')
+    text = (before + rl + actors).replace(ENVIRONMENT, 'class = "maths"\nsettings.files = ["fours.jsonl"]')
     text = text.replace("actors.roc_filter:RoCFilter", "tests.end_to_end.faulty:HalfRight")
     text = text.replace("actors.rollout_generator:RolloutGenerator", generator)
     path.write_text(text.replace("actors.learner:Learner", learner))

@@ -51,7 +51,11 @@ def follow(page: Path, folder: Path, seconds: float) -> int:
 
 def _run(command: str, folder: Path, tools: Path, seconds: float) -> None:
     line, *shown = command.strip().splitlines()
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": f"{tools}:{os.environ['PATH']}"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ["PYTHONPATH"]]),
+        "PATH": f"{tools}:{os.environ['PATH']}",
+    }
     done = subprocess.run(
         ["bash", "-c", line], cwd=folder, env=environment, capture_output=True, text=True, timeout=seconds, check=False
     )

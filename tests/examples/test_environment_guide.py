@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from actors.contract import EnvironmentContract
 from agent_rl.config.topology import EnvironmentEntry
 from agent_rl.environments.base import BadArgumentError, ToolOutput
 from agent_rl.environments.load import mixed_tasks
 from agent_rl.environments.tools import FunctionTool
 from agent_rl.messages import Transcript
+from agent_rl_contract import EnvironmentContract
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 GUIDE = (DOCS / "write_an_environment.md").read_text()

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from actors.contract import EnvironmentContract
 from agent_rl.environments.base import Environment, ToolOutput
 from agent_rl.messages import Judgement, Problem, Transcript
 from agent_rl.records.audit import audit
 from agent_rl.rollout.parsing import parse_calls
+from agent_rl_contract import EnvironmentContract
 from tests.actors.sandbox.running import run_with
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"

@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -24,7 +25,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("guide")
     for name, text in FILES.items():
         (folder / name).write_text(text)
-    quickstart = (ROOT / "examples" / "quickstart.toml").read_text()
+    shutil.copy(ROOT / "examples/quickstart/arithmetic.py", folder)
+    quickstart = (ROOT / "examples/quickstart/quickstart.toml").read_text()
     (folder / "mine.toml").write_text(quickstart + LINES[0])
     (folder / "with_log.toml").write_text(quickstart + LINES[1])
     return folder
@@ -45,7 +47,7 @@ def test_a_command_prints_what_the_guide_shows(folder: Path, block: str) -> None
     done = subprocess.run(
         [sys.executable, "-m", *module, *arguments],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ["PYTHONPATH"]])},
         capture_output=True,
         text=True,
         timeout=120,
@@ -69,10 +71,7 @@ def test_what_the_guide_names_is_there() -> None:
     text = GUIDE.read_text()
     for linked in re.findall(r"\]\((\.\./[^)#]+|[^)#:]+\.md)\)", text):
         assert (GUIDE.parent / linked).exists(), linked
-    import actors.contract
+    import agent_rl_contract
 
-    for suite in actors.contract.__all__:
-        assert suite in text or suite in {
-            "EnvironmentContract",
-            "RoleContract",
-        }  # the one of environments has a page of its own
+    for suite in agent_rl_contract.__all__:
+        assert suite in text or suite in {"EnvironmentContract", "RoleContract", "TrackerContract"}  # on other pages

@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from actors.cli.main import main
-from actors.contract import FilterContract, GeneratorContract, SchedulerContract
 from actors.roc_filter.replay import decode_stored
 from agent_rl.config.load import load_topology
 from agent_rl.environments.base import BadArgumentError, ToolOutput
@@ -27,6 +26,7 @@ from agent_rl.records.journal import Journal
 from agent_rl.scheduling.policies.base import EngineFacts, WaitingTurn
 from agent_rl.scheduling.policies.check import check_policy
 from agent_rl.topology_checks.topology import check_topology
+from agent_rl_contract import FilterContract, GeneratorContract, SchedulerContract
 from examples.substitutes.calculator import calculator
 from examples.substitutes.fenced_generator import FencedGenerator
 from examples.substitutes.group_affinity_scheduler import GroupAffinity, GroupAffinityScheduler
@@ -36,7 +36,7 @@ from tests.end_to_end.processes import SECONDS, rows
 from tests.examples.guide import FILES, LINES, played
 
 ROOT = Path(__file__).parent.parent.parent
-QUICKSTART = ROOT / "examples" / "quickstart.toml"
+QUICKSTART = ROOT / "examples" / "quickstart" / "quickstart.toml"
 SUBSTITUTES = {
     "kv_scheduler": "group_affinity_scheduler:GroupAffinityScheduler",
     "rollout_generator": "fenced_generator:FencedGenerator",
@@ -161,7 +161,7 @@ def test_the_loss_clips_responses_not_tokens_and_weighs_them_alike() -> None:
 
 @pytest.mark.parametrize("role", SUBSTITUTES)
 def test_its_class_in_a_topology_chooses_it(role: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(QUICKSTART.parent / "substitutes")
+    monkeypatch.syspath_prepend(QUICKSTART.parents[1] / "substitutes")
     path = tmp_path / "mine.toml"
     path.write_text(played(QUICKSTART.read_text(), role, SUBSTITUTES[role]))
     topology = load_topology(path)
@@ -190,8 +190,9 @@ def test_modules_beside_the_topology_are_found_from_anywhere_without_torch(tmp_p
 
 def copy_examples(folder: Path) -> None:
     """The substitutes and the loss, as files beside a topology."""
+    shutil.copy(QUICKSTART.with_name("arithmetic.py"), folder)
     for name in (*SUBSTITUTES.values(), LOSS):
-        shutil.copy(QUICKSTART.parent / "substitutes" / f"{name.partition(':')[0]}.py", folder)
+        shutil.copy(QUICKSTART.parents[1] / "substitutes" / f"{name.partition(':')[0]}.py", folder)
 
 
 def environment() -> dict[str, str]:

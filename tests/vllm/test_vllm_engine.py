@@ -12,7 +12,9 @@ import trio
 pytest.importorskip("vllm", reason="vLLM is not installed: make test-vllm builds an environment with it")
 
 from actors.engines.reference import save_tiny_model
-from actors.engines.testing import (
+from actors.engines.vllm.engine import VllmEngine
+from agent_rl.messages import PolicyVersion
+from agent_rl_contract.engine import (
     CHECKS,
     FIRST_POLICY,
     SLEEP_CHECKS,
@@ -24,8 +26,6 @@ from actors.engines.testing import (
     save_other_weights,
     update_under_way,
 )
-from actors.engines.vllm.engine import VllmEngine
-from agent_rl.messages import PolicyVersion
 from tests.sending import check_sent_weights, check_weights_of_several_ranks, sending
 
 SAMPLED = (check_greedy_is_the_models_own, check_a_rollout_goes_on_at_another_engine, check_weights_change_under_way)

@@ -63,7 +63,7 @@ class ExecutionLimits:
 
 ROOT = str(Path(__file__).resolve().parents[3])
 """The folder of this project's packages: a checkout, or site-packages."""
-OURS = ("actors", "agent_rl", "benchmarks", "transport")
+OURS = ("actors", "agent_rl", "agent_rl_contract", "benchmarks", "transport")
 BOOT = "import sys; sys.path.append({root!r}); from actors.sandbox.inside.program import main; main()"
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",

@@ -34,7 +34,8 @@ directory = "RUN"
 initialise = {}
 
 [[environments]]
-class = "arithmetic"
+class = "examples.quickstart.arithmetic:Arithmetic"
+name = "arithmetic"
 
 [[stages]]
 kind = "sft"
@@ -240,7 +241,7 @@ def test_the_command_line_and_displays_have_no_other_ways_out():
         if (lines := [line for line in file.read_text().splitlines() if ways.search(line) and "visible(" not in line])
     }
     # A flush; what is made visible just before, in colours and on a console.
-    assert found == {"actors/cli/output.py": 1, "actors/cli/chat.py": 1, "agent_rl/observe/live.py": 1}
+    assert found == {"actors/cli/output.py": 1, "agent_rl/observe/live.py": 1}
 
 
 def test_a_bug_keeps_its_traceback(file, monkeypatch):

@@ -6,7 +6,7 @@ name = "two"
 directory = "runs/two"
 [model.initialise]
 [[environments]]
-class = "arithmetic"
+class = "examples.quickstart.arithmetic:Arithmetic"
 [[stages]]
 kind = "rl"
 steps = 3

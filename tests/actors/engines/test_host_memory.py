@@ -9,8 +9,8 @@ import torch
 
 from actors.engines.base import EngineError
 from actors.engines.reference import save_tiny_model
-from actors.engines.testing import sleeping
 from actors.engines.torch.model import CausalModel, HostMemory
+from agent_rl_contract.engine import sleeping
 from tests.actors.engines.test_torch import new_subject
 
 

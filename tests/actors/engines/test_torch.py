@@ -12,7 +12,12 @@ from safetensors.torch import load_file, save_file
 
 from actors.engines.base import EngineError
 from actors.engines.reference import TINY_KNOWN, TINY_VOCABULARY, Architecture, save_tiny_model
-from actors.engines.testing import (
+from actors.engines.torch.engine import TorchEngine
+from actors.engines.torch.fused import Projection
+from actors.engines.torch.kv_cache import KVCache
+from actors.engines.torch.model import CausalModel
+from agent_rl.messages import PolicyVersion
+from agent_rl_contract.engine import (
     CHECKS,
     FIRST_POLICY,
     SLEEP_CHECKS,
@@ -26,11 +31,6 @@ from actors.engines.testing import (
     save_other_weights,
     turn,
 )
-from actors.engines.torch.engine import TorchEngine
-from actors.engines.torch.fused import Projection
-from actors.engines.torch.kv_cache import KVCache
-from actors.engines.torch.model import CausalModel
-from agent_rl.messages import PolicyVersion
 from tests.sending import check_sent_weights, check_weights_of_several_ranks
 
 if TYPE_CHECKING:

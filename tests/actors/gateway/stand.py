@@ -15,15 +15,15 @@ from typing import Any
 
 import trio
 
-from actors.engines.scripted import ScriptedEngine
 from actors.gateway import Gateway
 from actors.rollout_generator import RolloutGenerator
-from actors.testing import Stage, running, stand_ins
 from actors.weights.files import model_directory
 from agent_rl.config.load import load_topology
 from agent_rl.messages import PolicyVersion, Sampling
 from agent_rl.rollout.episode import Episode
 from agent_rl.rollout.prompts import ChatFormat
+from agent_rl_contract.scripted import ScriptedEngine
+from agent_rl_contract.stage import Stage, running, stand_ins
 from tests import builders
 from tests.end_to_end.topologies import write_micro
 

@@ -17,17 +17,17 @@ from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerFast
 
 from actors.engines.base import TurnRequest, TurnResult
-from actors.engines.scripted import LOGPROB, ScriptedEngine
-from agent_rl import testing
 from agent_rl.rollout.prompts import CHATML, ChatFormat
 from agent_rl.rollout.template import made_format
+from agent_rl_contract import builders
+from agent_rl_contract.scripted import LOGPROB, ScriptedEngine
 from benchmarks.gateway_traps import run, table
 from benchmarks.gateway_traps.say import told, written
 from tests.actors.gateway.stand import stand
 from tests.agent_rl.rollout.templates import CONTROLS, HERMES, THINKING
 
 LONGEST = 20_000
-SCHEMAS = {"arithmetic": [tool.schema for tool in testing.environments()["arithmetic"].tools]}
+SCHEMAS = {"arithmetic": [tool.schema for tool in builders.environments()["arithmetic"].tools]}
 
 
 def chat_of(template: str, prompt: Any) -> ChatFormat:
@@ -38,7 +38,7 @@ def chat_of(template: str, prompt: Any) -> ChatFormat:
     tokenizer.add_special_tokens({"additional_special_tokens": CONTROLS})
     tokenizer.add_tokens(["<think>", "</think>", "<tool_call>", "</tool_call>"])  # as Qwen3 has them
     tokenizer.chat_template = template
-    return made_format(ChatFormat, tokenizer, testing.environments(prompt), SCHEMAS)
+    return made_format(ChatFormat, tokenizer, builders.environments(prompt), SCHEMAS)
 
 
 class Obedient(ScriptedEngine):

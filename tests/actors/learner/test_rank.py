@@ -17,13 +17,13 @@ import trio
 
 from actors.learner.other_ranks import OTHER_SECONDS, OtherRanks, RankLostError
 from actors.learner.rank import Rank
-from actors.testing import running, stand_ins
 from agent_rl.config.full import toml_text
 from agent_rl.config.load import load_topology
 from agent_rl.config.standard import RANKS
 from agent_rl.config.topology import Topology
 from agent_rl.learning.finite import TrainingStoppedError
 from agent_rl.messages import RanksState, RanksWanted
+from agent_rl_contract.stage import running, stand_ins
 from transport import Node, PeerGone
 
 SILENT = 30.0
@@ -37,7 +37,7 @@ class TogetherError(Exception):
 def topology_of(*, hosts: tuple[str, ...] = ("a",), ranks: int = 3) -> Topology:
     tables = ", ".join(f'{name}={{address="10.0.0.{number}"}}' for number, name in enumerate(("local", *"ab"), 1))
     overrides = [f"hosts={{{tables}}}", f"actors.learner.hosts={list(hosts)}", f"actors.learner.ranks={ranks}"]
-    return load_topology(Path("examples/quickstart.toml"), overrides)
+    return load_topology(Path("examples/quickstart/quickstart.toml"), overrides)
 
 
 @pytest.fixture

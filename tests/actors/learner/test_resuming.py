@@ -26,12 +26,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trio.testing import MockClock
 
-from actors.contract.base import EVALUATE_STAGE, RL_STAGE, SFT_STAGE
 from actors.learner import Learner
 from actors.learner.model import TrainedModel
 from actors.roc_filter.replay import decided_from, entered_before
 from actors.runtime.process import user_mistake
-from actors.testing import running, stand_ins
 from actors.weights.files import Checkpoints, weights_name
 from agent_rl.config.topology import EvaluateStage, RlStage, SftStage, Topology
 from agent_rl.figures import RolloutMeans, StepFigures, SupervisedFigures, TrainingFigures
@@ -53,7 +51,9 @@ from agent_rl.messages import (
 )
 from agent_rl.records.checkpoint_files import STATE_FILE, Position, checksum_of_state, file_checksum, read_state, verify
 from agent_rl.records.history import Known, Mark, Saved, disagreement
-from agent_rl.testing import engine_load, evaluated, opened, training_group
+from agent_rl_contract.base import EVALUATE_STAGE, RL_STAGE, SFT_STAGE
+from agent_rl_contract.builders import engine_load, evaluated, opened, training_group
+from agent_rl_contract.stage import running, stand_ins
 from tests.actors.topologies import micro
 
 LEARNER, SEED = "learner.0", 3

@@ -11,7 +11,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from actors.rollout_generator.kept_turns import KeptTurns
 from actors.rollout_generator.running import Running, RunningRollouts
-from agent_rl.testing import request
+from agent_rl_contract.builders import request
 
 
 async def asked(rollouts: RunningRollouts, rollout: str, acknowledged: list[str], *, move: int = 0) -> Running | None:

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import trio
 
-from actors.contract.generator_bench import TALKATIVE
 from actors.engines.base import EngineError, EngineRefusedError
 from agent_rl.config.topology import EnvironmentEntry
 from agent_rl.messages import Branch, Sampling, ToolCall, ToolResult, Trajectory
+from agent_rl_contract.generator_bench import TALKATIVE
 from tests import builders
 from tests.actors.test_rollout_generator import CALL, ask, generator, model
 

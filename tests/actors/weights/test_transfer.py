@@ -338,7 +338,7 @@ def on_trial(cls: Any, role: str, folder: Path, way: str, **settings: Any) -> An
     [
         (
             "gloo",
-            "actors.engines.scripted:ScriptedEngine",
+            "agent_rl_contract.scripted:ScriptedEngine",
             "ScriptedEngine only takes weights from files; remove the cause, or choose another",
         ),
         pytest.param(

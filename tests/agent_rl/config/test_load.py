@@ -21,7 +21,7 @@ directory = "runs/demo"
 initialise = { layers = 2, heads = 2 }
 
 [[environments]]
-class = "arithmetic"
+class = "maths"
 
 [algorithm]
 groups_per_step = 4
@@ -125,7 +125,7 @@ def test_all_faults_are_reported_at_once_each_at_its_line(tmp_path):
         ),
         ("[hosts.local]", "[hosts.lokal]", "actors.a.host", "no host is named 'local'", "did you mean 'lokal'?"),
         ("[model]\n", '[model]\npath = "x"\n', "model", "exactly one of path and initialise, both are given", ""),
-        ('class = "arithmetic"', "", "environments.0.class", "is missing", "add it"),
+        ('class = "maths"', "", "environments.0.class", "is missing", "add it"),
         ("[hosts.local]", "[[hosts]]", "hosts", "must be a table", ""),
         (
             "[actors.a]",
@@ -151,15 +151,15 @@ def test_all_faults_are_reported_at_once_each_at_its_line(tmp_path):
             "write a whole number, as in 5",
         ),
         (
-            'class = "arithmetic"',
-            'class = "arithmetic"\nweight = 0',
+            'class = "maths"',
+            'class = "maths"\nweight = 0',
             "environments.0.weight",
             "greater than 0, not 0",
             "",
         ),
         (
             "[algorithm]",
-            '[[environments]]\nclass = "arithmetic"\n[algorithm]',
+            '[[environments]]\nclass = "maths"\n[algorithm]',
             "environments",
             "give one another name",
             "",

@@ -24,7 +24,7 @@ def topology(hosts: dict[str, Any], actors: dict[str, Any]) -> Topology:
         {
             "run": {"name": "placed", "directory": "/nowhere"},
             "model": {"initialise": {}},
-            "environments": [{"class": "arithmetic"}],
+            "environments": [{"class": "maths"}],
             "stages": [{"kind": "sft", "steps": 1}],
             "hosts": hosts,
             "security": {"key_file": "key"},

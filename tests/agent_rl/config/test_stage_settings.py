@@ -32,7 +32,7 @@ directory = "RUN"
 [model]
 initialise = {}
 [[environments]]
-class = "arithmetic"
+class = "maths"
 [algorithm]
 groups_per_step = 4
 samples = 8

@@ -24,7 +24,7 @@ hidden_size = 64
 layers = 2
 
 [[environments]]
-class = "arithmetic"
+class = "arithmetic:Arithmetic"
 
 [algorithm]
 groups_per_step = 4

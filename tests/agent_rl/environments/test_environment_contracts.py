@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, ClassVar
 
-from actors.contract import EnvironmentContract
-from agent_rl.environments.arithmetic import Arithmetic
 from agent_rl.environments.maths import Maths
+from agent_rl_contract import EnvironmentContract
+from examples.quickstart.arithmetic import Arithmetic
 
 PROBLEMS = Path(__file__).parents[3] / "examples" / "word_problems"
 

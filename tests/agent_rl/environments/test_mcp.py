@@ -26,7 +26,7 @@ def tools(folder, listed, **settings):
     for name, content in listed.items():
         (folder / f"{name}.tools.json").write_text(content if isinstance(content, str) else json.dumps(content))
     servers = {name: {"command": ["x"]} | settings.get(name, {}) for name in {**listed, **settings}}
-    entry = EnvironmentEntry.model_validate({"class": "arithmetic", "mcp": servers})
+    entry = EnvironmentEntry.model_validate({"class": "maths", "mcp": servers})
     return list(mcp.mcp_tools(entry, folder))
 
 

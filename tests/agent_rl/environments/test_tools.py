@@ -421,8 +421,8 @@ def test_a_tool_renders_its_results() -> None:
 
 # Tools that a topology names ------------------------------------------------------------------------------------------
 
-QUICKSTART = Path(__file__).parents[3] / "examples" / "quickstart.toml"
-ENTRY = '[[environments]]\nclass = "arithmetic"\n'
+QUICKSTART = Path(__file__).parents[3] / "examples" / "quickstart" / "quickstart.toml"
+ENTRY = 'name = "arithmetic"\n'
 MODULE = """
 from agent_rl.environments.tools import tool
 
@@ -456,7 +456,7 @@ def faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
     for name, (text, _) in BROKEN.items():
         (tmp_path / f"{name}.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.syspath_prepend(QUICKSTART.parent / "substitutes")
+    monkeypatch.syspath_prepend(QUICKSTART.parents[1] / "substitutes")
 
     def check(lines: str) -> list[str]:
         text = QUICKSTART.read_text()
@@ -490,7 +490,7 @@ def test_a_tool_that_does_not_import_is_one_error_with_its_line(name: str, fault
             "two tools are named 'sound' and have different schemas",
         ),
         (
-            'tools = ["named_tools:sound"]\n[[environments]]\nclass = "arithmetic"\nname = "second"\ntools = ["named_tools:same_name"]\n',
+            'tools = ["named_tools:sound"]\n[[environments]]\nclass = "maths"\nname = "second"\ntools = ["named_tools:same_name"]\n',
             "environment 'second': tools of all environments: two tools are named 'sound'",
         ),
         ('tools = ["named_tools:plain"]\n', "the tool plain has no description: write a docstring"),

@@ -20,7 +20,7 @@ from agent_rl.learning.tiny import CHAT_TEMPLATE, initialise_model
 from agent_rl.records.checkpoint_files import STATE_FILE
 from agent_rl.topology_checks.topology import check_topology
 from tests.agent_rl.evaluation.test_results import result
-from tests.end_to_end.topologies import write_micro
+from tests.end_to_end.topologies import ENVIRONMENT, write_micro
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +143,7 @@ def test_every_mistake_is_one_message(tmp_path: Path, model: Path, capsys: pytes
         ("asks for 4 problems, and there are 3", [*sound, "--problems", "4"]),
         ("cannot be read", [*sound, "--topology", tmp_path / "nothing.toml", *out]),
         ("own options", [*sound, "--set", "stages.0.samples=3"]),
-        ("its problems have no end; say how many", [model, "--topology", "examples/quickstart.toml"]),
+        ("its problems have no end; say how many", [model, "--topology", "examples/quickstart/quickstart.toml"]),
         ("max_rolouts", [*sound, "--set", "actors.rollout_generator.settings.max_rolouts=3", *out]),
         ("holds something else", [*sound, "--out", tmp_path]),
         ("leave out MODEL", [model, "--compare", "a", "b"]),
@@ -183,15 +183,14 @@ def test_a_level_of_0_is_one(tmp_path: Path) -> None:
 
 
 def test_without_data_the_topologys_own_held_out_problems_are_asked(tmp_path: Path) -> None:
-    found = chosen_problems([], Path("examples/quickstart.toml"), 5)
+    found = chosen_problems([], Path("examples/quickstart/quickstart.toml"), 5)
     assert found.count == 5
     (entry,) = tomllib.loads(tomli_w.dumps({"environments": found.environments}))["environments"]
-    assert entry["class"] == "arithmetic"
+    assert entry["class"] == "arithmetic:Arithmetic"
     micro, _ = write_micro(tmp_path)
-    generator = 'class = "arithmetic"'
     files = "class = 'maths'\nsettings.evaluation_files = ['held_out.jsonl']"
     data = write_problems(tmp_path)
-    micro.write_text(micro.read_text().replace(generator, files))
+    micro.write_text(micro.read_text().replace(ENVIRONMENT, files))
     found = chosen_problems([], micro, None, prompt="rstar2")
     (entry,) = found.environments
     assert Path(entry["base"]) / entry["settings"]["evaluation_files"][0] == data

@@ -17,7 +17,7 @@ from agent_rl.environments.base import TaskError
 from agent_rl.environments.task_files import read_rows
 from agent_rl.files.reading_json import read_json, read_text
 from agent_rl.models.model_files import Unreadable, read_template
-from agent_rl.simulation.profile import ProfileError, read_profile
+from benchmarks.twin.profile import ProfileError, read_profile
 
 READERS: dict[str, tuple[str, Callable[[Path], Any], type[Exception]]] = {
     "a topology": ("a.toml", load_topology, TopologyError),

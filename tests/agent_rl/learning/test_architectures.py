@@ -12,12 +12,12 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-from actors.engines.testing import turn
 from actors.engines.torch.engine import TorchEngine
 from agent_rl.learning.finite import TrainingStoppedError
 from agent_rl.learning.policy_model import ModelOptions, PolicyModel
 from agent_rl.messages import PolicyVersion
 from agent_rl.models.architectures import EXACT, OTHERS, fault, window
+from agent_rl_contract.engine import turn
 
 pytestmark = pytest.mark.real_time
 VOCABULARY, KNOWN = 67, 61

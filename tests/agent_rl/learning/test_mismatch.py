@@ -14,13 +14,13 @@ import torch
 import trio
 from transformers import AutoModelForCausalLM
 
-from actors.engines.testing import turn
 from actors.engines.torch.engine import TorchEngine
 from agent_rl.learning.advantages import group_advantages
 from agent_rl.learning.mismatch import OlderWeights, measure
 from agent_rl.learning.sequences import training_sequences
 from agent_rl.learning.trainer import Trainer, write_weights
 from agent_rl.messages import PolicyVersion, TrainingGroup
+from agent_rl_contract.engine import turn
 from tests import builders
 from tests.agent_rl.learning import reference_loss
 from tests.agent_rl.learning.test_reference_loss import sampled as random_groups

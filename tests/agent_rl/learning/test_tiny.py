@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_rl.config.topology import InitialiseModel
-from agent_rl.environments.arithmetic import Arithmetic, ArithmeticTasks
 from agent_rl.learning.tiny import END, MARKUP, ROLES, WORDS, build_tokenizer, initialise_model
 from agent_rl.rollout.prompts import ChatFormat
 from agent_rl.rollout.supervised import demonstrated
+from examples.quickstart.arithmetic import Arithmetic, ArithmeticTasks
 
 transformers = pytest.importorskip("transformers")
 torch = pytest.importorskip("torch")

@@ -12,7 +12,7 @@ import pytest
 
 from agent_rl import load_run
 from agent_rl.config.plugins import resolve
-from agent_rl.observe.trackers.contract import Kept, TrackerContract
+from agent_rl_contract.tracker import Kept, TrackerContract
 from tests.agent_rl.records.report_runs import SyntheticRun
 
 

@@ -18,8 +18,8 @@ from agent_rl.config.load import load_topology
 from agent_rl.config.plugins import resolve
 from agent_rl.figures import ActorFigures, Fates, FilterFigures, LearnerFigures
 from agent_rl.observe.trackers.base import tracked
-from agent_rl.observe.trackers.contract import Kept, TrackerContract
 from agent_rl.topology_checks.topology import check_topology
+from agent_rl_contract.tracker import Kept, TrackerContract
 from tests.event_files import scalars
 
 ROW = {"kind": "step", "stage": "rl", "step": 1, "version": 1, "success": 0.5, "seconds": 3.0, "wall": 9.0}
@@ -127,7 +127,7 @@ class Run:
         self.directory.mkdir()
         (folder / "my_tracker.py").write_text(MINE)
         self.path = folder / "topology.toml"
-        self.path.write_text(Path("examples/quickstart.toml").read_text())
+        self.path.write_text(Path("examples/quickstart/quickstart.toml").read_text())
         overrides = [f"run.directory={self.directory}", 'run.trackers=["my_tracker:Mine"]']
         self.topology = load_topology(self.path, overrides)
         self.said: list[str] = []

@@ -18,7 +18,6 @@ from agent_rl.config.full import full_text
 from agent_rl.config.hidden import redacted
 from agent_rl.config.load import load_topology
 from agent_rl.config.topology import Topology
-from agent_rl.environments.arithmetic import Arithmetic
 from agent_rl.environments.base import TaskError
 from agent_rl.environments.load import Environments, shown_settings
 from agent_rl.records.history import remember, write_resolved
@@ -35,6 +34,7 @@ from agent_rl.records.run_directory import (
 from agent_rl.records.run_records import RunRecords
 from agent_rl.topology_checks.environments import class_findings
 from agent_rl.topology_checks.facts import Facts
+from examples.quickstart.arithmetic import Arithmetic
 from tests.end_to_end.topologies import write_micro
 
 

@@ -16,7 +16,7 @@ from agent_rl.records.audit import audit, audit_journal
 from agent_rl.records.journal import Journal, JournalError, open_journal
 from agent_rl.records.rows import GroupRow, SampledRow, row_crc
 from agent_rl.scheduling.ids import group_id
-from agent_rl.testing import evaluated
+from agent_rl_contract.builders import evaluated
 from tests.agent_rl.records.journals import open_groups, raises, readable, train
 
 

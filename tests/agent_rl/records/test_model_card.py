@@ -79,7 +79,7 @@ def test_the_card_of_a_checkpoint_passes_licence_and_base_on_to_the_next_run(tmp
     (tmp_path / "README.md").write_text(card(topology(), Position(1, 0, 45), BASE, []))
     assert read_base(topology(f'model.path="{tmp_path}"'), tmp_path) == BASE
     fresh = replace(BASE, name="a model with fresh weights", licence="unknown", hub=None)
-    made = load_topology(Path("examples/quickstart.toml"))
+    made = load_topology(Path("examples/quickstart/quickstart.toml"))
     assert read_base(made, tmp_path) == fresh
 
 

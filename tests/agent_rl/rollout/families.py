@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 
 from transformers import PreTrainedTokenizerFast
 
-from agent_rl import testing
 from agent_rl.learning.tiny import character_tokenizer
 from agent_rl.rollout.prompts import THOUGHTS, ChatFormat, PromptError
 from agent_rl.rollout.supervised import sequences
 from agent_rl.rollout.template import made_format
+from agent_rl_contract import builders
 
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / ".venv-clients/templates/trl/chat_templates"
@@ -135,7 +135,7 @@ def families() -> Iterator[Family]:
         chat = ChatFormat(tokenizer)
         outcomes = {name: outcome(chat, tokenizer, name) for name in CONVERSATIONS}
         try:
-            own = made_format(ChatFormat, tokenizer, testing.environments("template"), {"arithmetic": SCHEMAS})
+            own = made_format(ChatFormat, tokenizer, builders.environments("template"), {"arithmetic": SCHEMAS})
             yield Family(path.stem, outcomes, type(own).__name__, outcome(own, tokenizer, "calls"))
         except PromptError as error:
             yield Family(path.stem, outcomes, str(error), None)

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from agent_rl import testing
 from agent_rl.learning.tiny import build_tokenizer
 from agent_rl.rollout.prompts import ChatFormat
 from agent_rl.rollout.template import made_format
+from agent_rl_contract import builders
 
 HERMES = """\
 {%- if tools %}
@@ -108,7 +108,7 @@ CONTROLS = [
 ]
 
 
-SCHEMAS = [tool.schema for tool in testing.environments()["arithmetic"].tools]
+SCHEMAS = [tool.schema for tool in builders.environments()["arithmetic"].tools]
 
 
 def tokenizer_with(template: str) -> Any:
@@ -122,7 +122,7 @@ def tokenizer_with(template: str) -> Any:
 def chat_of(template: str) -> tuple[Any, ChatFormat]:
     """Such a tokenizer, and the format in which the template itself writes prompts, calls and results."""
     tokenizer = tokenizer_with(template)
-    return tokenizer, made_format(ChatFormat, tokenizer, testing.environments("template"), {"arithmetic": SCHEMAS})
+    return tokenizer, made_format(ChatFormat, tokenizer, builders.environments("template"), {"arithmetic": SCHEMAS})
 
 
 def chat_with(template: str, prompt: str = "plain") -> tuple[Any, ChatFormat]:
@@ -130,7 +130,7 @@ def chat_with(template: str, prompt: str = "plain") -> tuple[Any, ChatFormat]:
     tokenizer = build_tokenizer()
     tokenizer.add_special_tokens({"additional_special_tokens": CONTROLS[:2]})
     tokenizer.chat_template = template
-    return tokenizer, ChatFormat(tokenizer, testing.environments(prompt))
+    return tokenizer, ChatFormat(tokenizer, builders.environments(prompt))
 
 
 def turn(chat: ChatFormat, written: str | list[int], *, version: int = 0) -> dict[str, Any]:

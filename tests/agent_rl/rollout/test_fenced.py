@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.contract import GeneratorContract
 from actors.rollout_generator import RolloutGenerator
 from actors.rollout_generator.agent_loop import Ending
 from agent_rl.environments.base import Demonstration
@@ -22,6 +21,7 @@ from agent_rl.rollout.fenced import FencedFormat
 from agent_rl.rollout.parsing import MalformedCall, ParsedCall
 from agent_rl.rollout.prompts import PromptError
 from agent_rl.rollout.supervised import demonstrated
+from agent_rl_contract import GeneratorContract
 from tests import builders
 
 CALL = f'<tool_call>{{"name": "{PYTHON_TOOL}", "arguments": {{"code": "print(6*7)", "input": "%s"}}}}</tool_call>'

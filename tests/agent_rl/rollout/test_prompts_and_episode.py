@@ -62,7 +62,7 @@ def test_appending_a_tool_response_gives_the_tokens_the_template_would(chatml: t
     assert built == list(whole)
 
 
-QUICKSTART = Path(__file__).parents[3] / "examples" / "quickstart.toml"
+QUICKSTART = Path(__file__).parents[3] / "examples" / "quickstart" / "quickstart.toml"
 FORGETS = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
     "{{ m['content'].split('</think>')[-1] | trim if m['role'] == 'assistant' else m['content'] }}<|im_end|>\n{% endfor %}"

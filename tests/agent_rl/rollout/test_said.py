@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_rl import testing
 from agent_rl.learning.tiny import build_tokenizer
 from agent_rl.messages import Said, SaidCall
 from agent_rl.rollout.prompts import CHATML, ChatFormat, PromptError
@@ -23,6 +22,7 @@ from agent_rl.rollout.said import (
     spoken,
     spoken_so_far,
 )
+from agent_rl_contract import builders
 from tests.agent_rl.rollout.templates import CONTROLS, HERMES, LLAMA, MISTRAL, SCHEMAS, THINKING, chat_of
 
 TOOLS = json.dumps(SCHEMAS)
@@ -189,7 +189,7 @@ def test_tokens_unfold_to_the_text_that_they_are_together() -> None:
     tokenizer = build_tokenizer()
     tokenizer.add_special_tokens({"additional_special_tokens": CONTROLS})
     tokenizer.chat_template = CHATML
-    chat = ChatFormat(tokenizer, testing.environments())
+    chat = ChatFormat(tokenizer, builders.environments())
 
     @given(st.text(st.characters(codec="utf-8", exclude_characters="\ufffd"), max_size=30), st.integers(1, 4))
     def check(text: str, size: int) -> None:

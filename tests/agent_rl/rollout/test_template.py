@@ -11,7 +11,6 @@ import pytest
 from tokenizers import normalizers
 from transformers import AddedToken
 
-from agent_rl import testing
 from agent_rl.environments.base import Demonstration
 from agent_rl.learning.tiny import build_tokenizer
 from agent_rl.messages import PolicyVersion, Sampling
@@ -21,6 +20,7 @@ from agent_rl.rollout.parsing import MalformedCall, ParsedCall, parse_list, pars
 from agent_rl.rollout.prompts import CHATML, ChatFormat, PromptError
 from agent_rl.rollout.supervised import Masked, demonstrated, sequences
 from agent_rl.rollout.template import made_format
+from agent_rl_contract import builders
 from tests.agent_rl.rollout.templates import (
     CONTROLS,
     FORGETTING,
@@ -35,7 +35,7 @@ from tests.agent_rl.rollout.templates import (
 )
 
 PYTHON = "python_code_with_standard_io"
-PROBLEM = testing.problem()
+PROBLEM = builders.problem()
 QUESTION = {"role": "user", "content": PROBLEM.text}
 
 
@@ -81,7 +81,7 @@ def test_an_episode_is_token_for_token_what_the_template_makes_of_the_whole(
     template: str, turns: list[tuple[str, ...]], content: str
 ) -> None:
     tokenizer, chat = chat_of(template)
-    episode = Episode(testing.request(problem=PROBLEM, sampling=Sampling(1.0, 5000, 9)), chat)
+    episode = Episode(builders.request(problem=PROBLEM, sampling=Sampling(1.0, 5000, 9)), chat)
     messages: list[dict[str, Any]] = [QUESTION]
     assert episode.tokens == whole(tokenizer, messages)
     for number, codes in enumerate(turns):
@@ -90,7 +90,7 @@ def test_an_episode_is_token_for_token_what_the_template_makes_of_the_whole(
         calls = episode.wrote(**turn(chat, written(tokenizer, chat, messages)))
         assert [call.arguments["code"] for call in calls if isinstance(call, ParsedCall)] == list(codes)
         results = [f'{{"a": {code!r}}}\n' for code in codes]
-        episode.responded(results, [testing.call() for _ in codes], PolicyVersion(1, 0))
+        episode.responded(results, [builders.call() for _ in codes], PolicyVersion(1, 0))
         messages += answered(*results, ids=ids)
         assert episode.tokens == whole(tokenizer, messages)
     messages.append({"role": "assistant", "content": f"{content}\\boxed{{4}}"})
@@ -109,7 +109,7 @@ def test_a_prefill_is_part_of_the_prompt_and_of_the_turns_text() -> None:
     _, chat = chat_of(THINKING)
     assert chat.prefill == "<think>\n"
     assert chat.decode(chat.prompt_tokens(PROBLEM)).endswith("<|im_start|>assistant\n<think>\n")
-    episode = Episode(testing.request(problem=PROBLEM), chat)
+    episode = Episode(builders.request(problem=PROBLEM), chat)
     episode.wrote(**turn(chat, "hm\n</think>4"))
     assert episode.transcript.texts == ("<think>\nhm\n</think>4",)
 
@@ -118,11 +118,11 @@ def test_a_template_that_leaves_out_reasoning_is_rendered_turn_by_turn_and_named
     _, chat = chat_of(FORGETTING)
     assert any("thinking before a call, turn 1" in difference for difference in chat.differences())
     assert chat.rewriting(), "an environment that answers turns is refused"
-    episode = Episode(testing.request(problem=PROBLEM, sampling=Sampling(1.0, 5000, 9)), chat)
+    episode = Episode(builders.request(problem=PROBLEM, sampling=Sampling(1.0, 5000, 9)), chat)
     before = episode.tokens
     first = [*chat.encode("hm\n</think>" + call_text("print(1)")), chat.end_of_turn]
     episode.wrote(**turn(chat, first))
-    episode.responded(["1"], [testing.call()], PolicyVersion(1, 0))
+    episode.responded(["1"], [builders.call()], PolicyVersion(1, 0))
     assert episode.tokens[: len(before) + len(first)] == [*before, *first], "the model's own tokens have changed"
     end = chat.decode(episode.tokens[len(before) + len(first) :])
     assert end == "\n<|im_start|>user\n<tool_response>\n1\n</tool_response><|im_end|>\n<|im_start|>assistant\n<think>\n"
@@ -139,10 +139,10 @@ def test_tools_that_move_to_the_last_message_refuse_environments_that_answer() -
 
 def test_errors_of_malformed_calls_are_results_too() -> None:
     tokenizer, chat = chat_of(HERMES)
-    episode = Episode(testing.request(problem=PROBLEM, sampling=Sampling(1.0, 5000, 9)), chat)
+    episode = Episode(builders.request(problem=PROBLEM, sampling=Sampling(1.0, 5000, 9)), chat)
     (call,) = episode.wrote(**turn(chat, "<tool_call>{</tool_call>"))
     assert isinstance(call, MalformedCall)
-    episode.responded([call.error], [testing.call("malformed")], PolicyVersion(1, 0))
+    episode.responded([call.error], [builders.call("malformed")], PolicyVersion(1, 0))
     assert tokenizer.decode(episode.tokens).count("<tool_response>\nError: ") == 1
 
 
@@ -175,7 +175,7 @@ def test_a_check_reads_the_prompt_that_a_generator_reads(template: str) -> None:
     special = {"eos_token": tokenizer.eos_token}
     plain = PlainTokenizer(tokenizer.backend_tokenizer, template, special)
     schemas = [{"type": "function", "function": {"name": "f", "description": "a < b & 'c'", "parameters": {}}}]
-    environments = testing.environments("template")
+    environments = builders.environments("template")
     read, used = (
         made_format(ChatFormat, each, environments, {"arithmetic": schemas}).prompt_tokens(PROBLEM)
         for each in (plain, tokenizer)
@@ -186,7 +186,7 @@ def test_a_check_reads_the_prompt_that_a_generator_reads(template: str) -> None:
 
 def test_calls_beyond_the_limit_of_a_turn_are_answered_by_one_error() -> None:
     _, chat = chat_of(HERMES)
-    request = testing.request(problem=PROBLEM, sampling=Sampling(1.0, 5000, 9))
+    request = builders.request(problem=PROBLEM, sampling=Sampling(1.0, 5000, 9))
     for limit, texts in ((2, 2), (4, 4), (None, 4)):
         episode = Episode(request, chat, calls_per_turn=limit)
         calls = episode.wrote(**turn(chat, "".join(map(call_text, "1234"))))
@@ -194,7 +194,7 @@ def test_calls_beyond_the_limit_of_a_turn_are_answered_by_one_error() -> None:
         errors = [call.error for call in calls if isinstance(call, MalformedCall)]
         assert len(errors) == (limit == 2)
         assert all("may make 2 tool calls, and this turn made 4" in error for error in errors)
-        episode.responded(["x"] * len(calls), [testing.call() for _ in calls], PolicyVersion(1, 0))
+        episode.responded(["x"] * len(calls), [builders.call() for _ in calls], PolicyVersion(1, 0))
         assert chat.decode(episode.tokens).count("<tool_response>\nx") == len(calls)
 
 
@@ -232,7 +232,7 @@ def test_another_format_and_the_template_exclude_each_other() -> None:
         pass
 
     with pytest.raises(PromptError, match="environment 'arithmetic' is prompted by the model's chat template"):
-        made_format(Mine, tokenizer_with(HERMES), testing.environments("template"), {"arithmetic": SCHEMAS})
+        made_format(Mine, tokenizer_with(HERMES), builders.environments("template"), {"arithmetic": SCHEMAS})
 
 
 @pytest.mark.parametrize(
@@ -361,7 +361,7 @@ def test_text_from_outside_never_becomes_a_control_token_in_any_role_by_any_entr
     template, prompt, entrances = FORMATS[name]
     tokenizer = tokenizer_with(template)
     tokenizer.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in TAGS])
-    chat = made_format(ChatFormat, tokenizer, testing.environments(prompt), {"arithmetic": SCHEMAS})
+    chat = made_format(ChatFormat, tokenizer, builders.environments(prompt), {"arithmetic": SCHEMAS})
     raw = tokenizer.encode(EVIL)
     for entrance, (tags, tokens_of) in entrances.items():
         plain, attacked = tokens_of(chat, "4"), tokens_of(chat, EVIL)
@@ -386,7 +386,7 @@ def framed(end: str, *, special: bool, normalizer: Any = None) -> tuple[Any, Cha
         tokenizer.backend_tokenizer.normalizer = normalizer
     tokenizer.add_tokens(added, special_tokens=special)
     tokenizer.chat_template = HERMES.replace("<|im_end|>", end)
-    return tokenizer, made_format(ChatFormat, tokenizer, testing.environments("template"), {"arithmetic": SCHEMAS})
+    return tokenizer, made_format(ChatFormat, tokenizer, builders.environments("template"), {"arithmetic": SCHEMAS})
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from actors.roc_filter.replay import decode_stored, encode_stored
 from agent_rl.messages import BodyError, Tokens
 from agent_rl.messages.tokens import HEADER, PART, RAW, RUNS
-from agent_rl.testing import opened, repacked, trajectory
+from agent_rl_contract.builders import opened, repacked, trajectory
 
 
 def tokens(prompt: int, response: int, seed: int) -> Tokens:

@@ -15,7 +15,7 @@ from agent_rl.config.source import Fault
 from agent_rl.groups.resampling import made_up_groups, select_paper, sound_selection
 from agent_rl.topology_checks.topology import check_topology
 
-QUICKSTART = Path(__file__).parents[3] / "examples" / "quickstart.toml"
+QUICKSTART = Path(__file__).parents[3] / "examples" / "quickstart" / "quickstart.toml"
 ROLES = {
     "filter": ("roc_filter", "from actors.roc_filter import RoCFilter as Base"),
     "scheduler": ("kv_scheduler", "from actors.kv_scheduler import KVScheduler as Base"),

@@ -26,7 +26,7 @@ def overrides(tmp_path: Path) -> list[str]:
 
 
 def loaded(overrides: list[str], *more: str) -> Topology:
-    return load_topology(Path("examples/quickstart.toml"), [*overrides, *more])
+    return load_topology(Path("examples/quickstart/quickstart.toml"), [*overrides, *more])
 
 
 def machine(gib: float, cores: int = 2) -> Machine:

@@ -177,11 +177,13 @@ def test_at_64_ranks_each_holds_the_part_that_is_planned(tmp_path: Path, sizes: 
 def test_several_ranks_stage_their_parts_and_rank_0_holds_no_policy(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(QWEN3_14B))
     overrides = [f'model={{path="{tmp_path}", dtype="bfloat16"}}', "actors.learner.ranks=4"]
-    found = {need.what: need.size for need in plan(load_topology(Path("examples/quickstart.toml"), overrides))}
+    found = {
+        need.what: need.size for need in plan(load_topology(Path("examples/quickstart/quickstart.toml"), overrides))
+    }
     assert found["memory: checkpoint being written"] == 12 * 14_768_307_200
     assert "memory: policy being published" not in found
     sent = [*overrides, 'actors.learner.settings={weights_in="gloo"}']
-    found = {need.what: need.size for need in plan(load_topology(Path("examples/quickstart.toml"), sent))}
+    found = {need.what: need.size for need in plan(load_topology(Path("examples/quickstart/quickstart.toml"), sent))}
     assert found["memory: policy being published"] == 2 * 14_768_307_200
 
 
@@ -193,7 +195,7 @@ def test_check_prints_the_plan_of_a_model_that_is_here(tmp_path: Path) -> None:
         'actors.rollout_generator.settings={engine="vllm", device="cuda", engine_settings={tensor_parallel_size=2}}',
         "actors.rollout_generator.links.weights=learner",
     ]
-    needs = plan(load_topology(Path("examples/quickstart.toml"), overrides))
+    needs = plan(load_topology(Path("examples/quickstart/quickstart.toml"), overrides))
     found = {(need.where, need.what): need.size for need in needs}
     model = 2 * 14_768_307_200
     assert found["learner", "moments"] == 4 * model
@@ -207,7 +209,7 @@ def test_check_prints_the_plan_of_a_model_that_is_here(tmp_path: Path) -> None:
     rows = plan_rows(needs, str)
     assert len({len(row) for row in rows}) == 1
     assert "the rest" in {row[2] for row in rows}
-    assert plan(load_topology(Path("examples/quickstart.toml"))) == []  # a small model that is made here
+    assert plan(load_topology(Path("examples/quickstart/quickstart.toml"))) == []  # a small model that is made here
 
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
@@ -218,10 +220,10 @@ def test_a_device_in_turns_holds_the_larger_of_both_and_not_their_sum(tmp_path: 
         f'actors.learner.settings.device="{device}"',
         f'actors.rollout_generator.settings={{device="{device}", kv_tokens=100000}}',
     ]
-    alone = plan(load_topology(Path("examples/quickstart.toml"), overrides))
+    alone = plan(load_topology(Path("examples/quickstart/quickstart.toml"), overrides))
     assert "a device in turns" not in {need.where for need in alone}
     turns = [f'actors.{role}.share="time"' for role in ("learner", "rollout_generator")]
-    needs = plan(load_topology(Path("examples/quickstart.toml"), [*overrides, *turns]))
+    needs = plan(load_topology(Path("examples/quickstart/quickstart.toml"), [*overrides, *turns]))
     learner = sum(need.size for need in needs if need.where == "learner")
     engine = sum(need.size for need in needs if need.where == "engine")
     model = 2 * 14_768_307_200
@@ -254,7 +256,7 @@ def test_what_does_not_fit_on_a_gpu_that_is_shared_in_space_is_refused(
     (tmp_path / "config.json").write_text(json.dumps(QWEN3_14B))
     monkeypatch.setattr(memory, "gpu_memory", lambda: 80 << 30)
     topology = load_topology(
-        Path("examples/quickstart.toml"),
+        Path("examples/quickstart/quickstart.toml"),
         [
             f'model={{path="{tmp_path}", dtype="bfloat16"}}',
             *(f'actors.{role}.share="space"' for role in ("learner", "rollout_generator")),

@@ -26,10 +26,10 @@ from agent_rl.records.run_directory import run_lock
 from agent_rl.topology_checks.model import model_findings
 from agent_rl.topology_checks.topology import check_topology
 from tests.end_to_end.processes import port_blocks
-from tests.end_to_end.topologies import SELECT, write_micro, write_two_hosts
+from tests.end_to_end.topologies import ENVIRONMENT, SELECT, write_micro, write_two_hosts
 
 OWN = """
-from agent_rl.environments.arithmetic import Arithmetic
+from examples.quickstart.arithmetic import Arithmetic
 from agent_rl.environments.base import Environment
 from agent_rl.environments.tasks import ListedTasks
 from agent_rl.messages import Judgement, Problem
@@ -166,8 +166,7 @@ def files(named: str) -> str:
     return f"class = 'maths'\nsettings.files = ['{named}']\nsettings.evaluation_files = ['held_out.jsonl']"
 
 
-ENVIRONMENT, RL, TEMPLATE = (
-    'class = "arithmetic"',
+RL, TEMPLATE = (
     '[[stages]]\nkind = "rl"',
     "[model]\nchat_template = '{}'\n[model.initialise]",
 )

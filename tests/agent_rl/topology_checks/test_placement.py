@@ -17,7 +17,7 @@ from agent_rl.topology_checks.facts import Facts
 from agent_rl.topology_checks.model import device_findings
 from agent_rl.topology_checks.placement import placement_findings, placement_rows, ranges
 
-QUICKSTART = Path("examples/quickstart.toml")
+QUICKSTART = Path("examples/quickstart/quickstart.toml")
 CUDA = ['actors.rollout_generator.settings.device="cuda"', 'actors.learner.settings.device="cuda"']
 EIGHT = "hosts.local.gpus=8"
 NO_GPU = Machine("", [], None)

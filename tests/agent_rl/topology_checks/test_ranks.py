@@ -17,7 +17,7 @@ from agent_rl.topology_checks.describe import describe
 from agent_rl.topology_checks.facts import Facts
 from agent_rl.topology_checks.placement import placement_findings, rank_findings
 
-QUICKSTART = Path("examples/quickstart.toml")
+QUICKSTART = Path("examples/quickstart/quickstart.toml")
 TWO_GPUS = Machine("cuda", ["nvidia0", "nvidia1"], None)
 
 

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from agent_rl.simulation.trace import Trace
 from benchmarks.bench_scheduling import compared
 from benchmarks.command import call
 from benchmarks.scheduling.bound import lower_bound
 from benchmarks.scheduling.decisions import SAMPLES, Fleet, Size, decisions_per_s, event_us
-from benchmarks.scheduling.message_costs import Window, fitted
 from benchmarks.scheduling.policies import POLICIES
 from benchmarks.scheduling.rows import Row, job_of
 from benchmarks.scheduling.settings import CHOSEN, chosen
 from benchmarks.scheduling.traces import GENERATORS, JUDGING_SEEDS, TRAINING_SEEDS, generate
+from benchmarks.twin.trace import Trace
 
 SIZE = Size(engines=4, rollouts=256)
 
@@ -144,23 +141,3 @@ def test_each_end_is_one_placement_and_engines_stay_full() -> None:
 def test_decisions_and_events_are_timed() -> None:
     assert decisions_per_s(Size(engines=4, rollouts=64), "sticky", decisions=100) > 0
     assert event_us(SIZE, "sticky", 10) > 0
-
-
-def test_costs_are_recovered_from_windows():
-    rng = np.random.default_rng(0)
-    total = Window(0.0, Counter(), Counter())
-    windows = [total]
-    for _ in range(40):
-        trajectories, opened, tokens = (int(each) for each in rng.integers([1, 1, 100], [20, 9, 5000]))
-        seconds = trajectories * 2e-3 + opened * 1e-3 + tokens * 1e-6
-        total = Window(
-            total.seconds + seconds,
-            total.handled + Counter(Trajectory=trajectories, GroupOpened=opened, StageEntered=0),
-            total.tokens + Counter(Trajectory=tokens),
-        )
-        windows.append(total)
-    table = fitted({"roc_filter.0": windows}, {"roc_filter.0": "roc_filter"})
-    assert table["roc_filter"]["Trajectory"].seconds == pytest.approx(2e-3, rel=0.01)
-    assert table["roc_filter"]["Trajectory"].token_s == pytest.approx(1e-6, rel=0.01)
-    assert table["roc_filter"]["GroupOpened"].seconds == pytest.approx(1e-3, rel=0.01)
-    assert "StageEntered" not in table["roc_filter"]
