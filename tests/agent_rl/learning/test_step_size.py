@@ -107,7 +107,7 @@ def test_a_share_of_a_step_is_taken_back(dtype: torch.dtype, decay: float) -> No
         assert torch.equal(weight.detach(), master().to(dtype))
 
 
-@pytest.mark.parametrize(("rate", "kept"), [(1e-6, 1.0), (1e-2, 0.0127), (1e-1, 0.0013)])
+@pytest.mark.parametrize(("rate", "kept"), [(1e-6, 1.0), (1e-2, 0.03), (1e-1, 0.003)])
 def test_a_step_moves_no_further_than_it_should(model: Path, rate: float, kept: float) -> None:
     """At a rate that is a thousand times too high too: what moves so far is no line any more, and is measured again."""
     bound, free = trainer(model), trainer(model)
@@ -119,7 +119,7 @@ def test_a_step_moves_no_further_than_it_should(model: Path, rate: float, kept: 
     figures, plain = bound.rl_step(batch, stage, 1), free.rl_step(batch, stage, 1)
     assert (plain.update_kl, plain.update_kept) == (None, None)
     assert figures.update_kl - figures.update_kl_error <= 4 * TARGET
-    assert figures.update_kept == pytest.approx(kept, rel=0.2)
+    assert 0.3 * kept <= figures.update_kept <= kept
     assert (figures.loss, figures.gradient_norm) == (plain.loss, plain.gradient_norm)
     following = bound.rl_step(batch, stage, 2)
     factor = following.learning_rate / rate
