@@ -46,12 +46,10 @@ GUARD:
 
 
 def reward(problem: Problem, transcript: Transcript) -> float:
-    """Of an answer the truth."""
     return float(transcript.answer == problem.answer)
 
 
 def wrong(problem: Problem, transcript: Transcript) -> Any:
-    """No reward."""
     return problem.data.get("nothing")
 
 

@@ -63,7 +63,7 @@ def format_penalty(turns: Sequence[str]) -> float:
     return 1.0 if tags == 0 else min(1.0, (tags - 1) / len(turns))
 
 
-class Maths(BoxedAnswers, FileProblems):
+class Maths(FileProblems, BoxedAnswers):
     """Problems from files, whose answers are mathematics."""
 
     def __init__(

@@ -16,6 +16,7 @@ import trio
 
 from agent_rl.config.plugins import ContractError, PluginError
 from agent_rl.environments.base import TaskError
+from agent_rl.environments.maths.environment import BoxedAnswers, Maths
 from agent_rl.environments.rows import Rows
 from agent_rl.messages import Judgement, Problem, Transcript
 
@@ -23,7 +24,6 @@ GIVEN: dict[str, Any] = {}
 
 
 def given(problem: Problem, transcript: Transcript) -> Any:
-    """Reward: what the test has set."""
     return GIVEN["reward"]
 
 
@@ -34,7 +34,6 @@ async def awaited(problem: Problem, transcript: Transcript) -> bool:
 
 
 def narrow(transcript: Transcript) -> float:
-    """No reward: it takes one argument."""
     return 0.0
 
 
@@ -66,10 +65,7 @@ async def test_a_number_is_the_reward_and_one_is_success(
 ) -> None:
     GIVEN["reward"] = reward
     assert await judged("given", {"problem": "?"}, "so", tmp_path) == Judgement(number, success, answer="so")
-
-
-async def test_a_judgement_is_taken_as_it_is(tmp_path: Path) -> None:
-    GIVEN["reward"] = Judgement(0.5, success=True, parts={"form": 0.5})
+    GIVEN["reward"] = Judgement(number, success, {"form": 0.5})
     assert await judged("given", {"problem": "?"}, "so", tmp_path) == GIVEN["reward"]
 
 
@@ -81,7 +77,7 @@ async def test_what_is_no_reward_is_refused_with_its_place(tmp_path: Path, rewar
     assert re.search(
         r"the reward returned .* for the problem 'mine.jsonl:1'; return a finite number", str(caught.value)
     )
-    assert str(caught.value).endswith("(test_rows.py, line 25)")
+    assert str(caught.value).endswith(f"(test_rows.py, line {given.__code__.co_firstlineno})")
 
 
 async def test_every_column_reaches_an_asynchronous_reward(tmp_path: Path) -> None:
@@ -136,3 +132,9 @@ def test_a_reward_that_cannot_be_one_is_refused_where_the_task_is_made(tmp_path:
 )
 def test_the_answer_is_what_the_last_turn_says(texts: tuple[str, ...], answer: str) -> None:
     assert Transcript(texts).answer == answer
+
+
+def test_maths_is_made_after_its_judgement_was_used_alone(tmp_path: Path) -> None:
+    assert BoxedAnswers().judge_at_once(Problem("1", "?", "2"), Transcript(("<answer>\\boxed{2}</answer>",))).success  # type: ignore[union-attr]
+    (tmp_path / "mine.jsonl").write_text('{"problem": "?", "answer": 2}')
+    assert Maths(seed=0, base=tmp_path, files=("mine.jsonl",)).problems().problem(0, 0).answer == "2"
