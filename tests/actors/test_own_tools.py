@@ -27,6 +27,7 @@ from agent_rl.messages import ActorStatus, ToolResult
 from agent_rl_contract.builders import tool_call
 from agent_rl_contract.stage import running, stand_ins
 from examples.quickstart.arithmetic import Arithmetic
+from tests.actors.sandboxed import in_the_sandbox
 from tests.actors.test_tool_executor import Ask, asker, serve
 from tests.actors.topologies import micro
 
@@ -90,16 +91,6 @@ async def wait_for_ever() -> str:
     """Waits."""
     await trio.sleep_forever()
     return ""
-
-
-@tool(runs="sandbox")
-def in_the_sandbox(path: str, *, state: list[str]) -> str:
-    """Looks whether there is a file, and prints."""
-    print("looking")  # noqa: T201
-    state.append(path)
-    if path == "raise":
-        raise RuntimeError("on purpose")
-    return f"{Path(path).exists()} {len(state)}"
 
 
 class Handwritten:
