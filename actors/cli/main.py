@@ -66,6 +66,7 @@ COMMANDS = {
         Command(
             "audit-reward", "audit_reward:audit_reward", "Ask a reward function a thousand answers; print its errors."
         ),
+        Command("mismatch", "mismatch:mismatch", "Compare the log-probabilities of rollouts with their model's."),
         Command("chat", "chat:chat", "Talk to a model with its tools in the terminal."),
         Command("serve", "serving:serve", "Serve a model with its tools over HTTP, as OpenAI and Anthropic do."),
         Command("model", "models:app", "Import a model from a GGUF file; give tokens rows."),
