@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -102,6 +103,31 @@ def test_a_clone_that_is_not_installed_runs_in_its_own_folder(options, clones):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(folders)}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert "quickstart.toml is sound" in done.stdout, done.stderr
+
+
+@pytest.mark.slow
+def test_an_sdist_makes_the_same_wheel_and_holds_no_tests(tmp_path):
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
+    subprocess.run([*pip, "install", "--target", tmp_path / "tools", "setuptools>=77"], check=True, timeout=300)
+    clone = tmp_path / "clone"
+    subprocess.run(["git", "clone", "--quiet", ROOT, clone], check=True)
+    make = f"from setuptools import build_meta; build_meta.build_sdist({str(tmp_path)!r})"
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "tools")}
+    subprocess.run([sys.executable, "-c", make], cwd=clone, env=environment, check=True, capture_output=True)
+    (sdist,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(sdist) as packed:
+        held = {name.partition("/")[2] for name in packed.getnames()}
+    assert {name.split("/")[2] for name in held if name.startswith("tests/contract/")} == {"agent_rl_contract"}
+    assert not [name for name in held if name.startswith("tests/") and not name.startswith("tests/contract")]
+    shutil.rmtree(clone / "build", ignore_errors=True)
+    wheels = []
+    for source in (sdist, clone):
+        subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", tmp_path / source.stem, source], check=True)
+        (wheel,) = (tmp_path / source.stem).glob("*.whl")
+        wheels.append(set(zipfile.ZipFile(wheel).namelist()))
+    assert wheels[0] == wheels[1]
+    tops = {name.partition("/")[0] for name in wheels[0]}
+    assert tops - {"agent_rl-0.1.0.dist-info"} == {"actors", "agent_rl", "agent_rl_contract", "benchmarks", "transport"}
 
 
 @pytest.mark.slow
