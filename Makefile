@@ -31,8 +31,8 @@ PYTEST := $(BIN)/python -m pytest
 
 .PHONY: install lock train test test-all mutants chaos programs test-vllm test-vllm-sample bench-trl check docs format clean
 
-# pip compiles on one core what it installs; this does it on all. (Some packages hold files that aren't meant to compile.)
-PIP := -m pip install --quiet --no-compile
+# Errors are shown, warnings are not. pip compiles on one core what it installs; this does it on all. (Some packages hold files that aren't meant to compile.)
+PIP := -m pip install --quiet --quiet --no-compile
 compile = $(1)/bin/python -m compileall -q -j 0 $(1)/lib >/dev/null || true
 
 install_project = $(1)/bin/python $(PIP) --upgrade "pip>=25.1" && $(1)/bin/python $(PIP) --editable . --group dev

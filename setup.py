@@ -7,6 +7,7 @@ It also holds the template of the pages about a run, and the chart library that 
 from setuptools import find_packages, setup
 
 setup(
+    include_package_data=False,  # package_data names them
     packages=[
         *find_packages(include=["agent_rl*", "actors*", "transport*", "benchmarks*"]),
         "agent_rl.examples",
