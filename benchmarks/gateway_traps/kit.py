@@ -80,6 +80,8 @@ def run(
         with talking(DIALECTS[0], {}, False) as talk:
             found, listed = _listed(talk)
         served = {each.name: _served(talking, each) for each in DIALECTS}
+        if all(isinstance(each, str) for each in served.values()):
+            raise KitError(f"no dialect is served: {'; '.join(map(str, served.values()))}")
         for check in sorted(CHECKS, key=lambda each: each.last):
             for dialect in DIALECTS:
                 if dialect.name in check.dialects and _chosen(only, check.trap, check.name):
@@ -129,7 +131,7 @@ def _served(talking: _Talking, dialect: Dialect) -> _Served:
             except (Failed, KeyError, IndexError, TypeError, ValueError, AttributeError):
                 return extras, False  # each check says what is wrong
             return extras, GREETING in reply.reasoning
-    raise KitError(f"POST {dialect.path} gives status {answer.status}: {answer.content:.300}")
+    return f"POST {dialect.path} gives status {answer.status}: {answer.content:.300}"
 
 
 def _outcome(talking: _Talking, check: Check, dialect: Dialect, served: _Served) -> tuple[Outcome, str]:
