@@ -234,6 +234,8 @@ class Handler(BaseHTTPRequestHandler):
             raise Refused(500 if "malformed" in faults else 400, f"no request: {error!r}") from None
         if not said:
             raise Refused(400, "no messages")
+        if "no_responses" in faults and "input" in body:
+            raise Refused(500, "not built yet")
         if "one_model" in faults and body.get("model") != "naive":
             raise Refused(404, "no such model")
         if "empty" in faults and any(each == Said("assistant") for each in said):

@@ -95,6 +95,14 @@ def test_a_stream_that_is_not_whole_fails(dialect, parts, reason):
         dialect.gathered(parts)
 
 
+def test_a_dialect_that_answers_with_an_error_leaves_the_others_to_be_checked():
+    with gateway("no_responses") as there:
+        found = {each.dialect: (each.outcome, each.reason) for each in run(there.url, there.key, only=("turn",))}
+    outcome, reason = found.pop("responses")
+    assert (outcome, reason[:38]) == ("not applicable", "POST /v1/responses gives status 500: {")
+    assert found == {"chat": ("passed", ""), "anthropic": ("passed", "")}
+
+
 def test_without_a_gateway_that_obeys_there_are_no_results():
     with gateway("deaf") as there, pytest.raises(KitError, match="does not obey the directive"):
         run(there.url, there.key)
