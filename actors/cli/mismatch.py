@@ -15,6 +15,7 @@ from actors.cli.output import Mistake, say
 from actors.cli.parameters import PositiveNumber, TopP, several
 
 if TYPE_CHECKING:
+    from agent_rl.figures import MismatchFigures
     from agent_rl.learning.other_trainers import Comparison, Rollout
 
 
@@ -45,7 +46,7 @@ def mismatch(
     from agent_rl.environments.task_files import read_rows
     from agent_rl.learning.finite import NotFiniteError, TrainingStoppedError
     from agent_rl.learning.guard_causes import Sampled
-    from agent_rl.learning.other_trainers import compare
+    from agent_rl.learning.other_trainers import Comparison
 
     paths = dict(map(_older, older))
     try:
@@ -55,11 +56,19 @@ def mismatch(
         newest = max(version for each in rollouts for version, own in zip(each.versions, each.mask, strict=True) if own)
         if wrong := [version for version in paths if version >= newest]:
             raise Mistake(f"--older {wrong[0]}: --model is version {newest}, the newest in {file}; name lower ones")
-        found = compare(model, rollouts, paths, how=Sampled(temperature, top_p, top_k), dtype=dtype, device=device)
+        found = Comparison(model, rollouts, paths, how=Sampled(temperature, top_p, top_k), dtype=dtype, device=device)
     except (TaskError, NotFiniteError, TrainingStoppedError, ValueError) as error:
         raise Mistake(str(error)) from error
-    say(json_format.dumps(asdict(found)) if json else _text(found, len(rollouts)))
-    return int(bool(found.cause))
+    figures = found.figures()
+    if not json:
+        _say_figures(found, figures, len(rollouts))
+    cause = found.cause()
+    if json:
+        counted = {"tokens": found.wrote.total(), "unknown": found.unknown, "cause": cause}
+        say(json_format.dumps(counted | {"figures": figures and asdict(figures)}))
+    else:
+        say(cause or "no fault: types explain what differs")
+    return int(bool(cause))
 
 
 def _older(text: str) -> tuple[int, Path]:
@@ -95,13 +104,12 @@ def _rollout(where: str, row: Mapping[str, Any]) -> Rollout:
     return Rollout(where, prompt, response, parts["logprobs"], list(map(bool, parts["mask"])), parts["version"])
 
 
-def _text(found: Comparison, rollouts: int) -> str:
-    lines = [f"{found.tokens:,} tokens of {rollouts:,} rollouts"]
-    if (figures := found.figures) is not None:
+def _say_figures(found: Comparison, figures: MismatchFigures | None, rollouts: int) -> None:
+    say(f"{found.wrote.total():,} tokens of {rollouts:,} rollouts")
+    if figures is not None:
         engine = f"{figures.mismatch_gap:.2g} nats a token from its weights, at most {figures.mismatch_max:.2g}"
         moved = f"{figures.staleness_gap:.2g} nats a token, newest weights from those that sampled"
-        lines.append(f"engine     {engine}; mean ratio {figures.mismatch_ratio:.4f}")
-        lines.append(f"staleness  {moved}; mean ratio {figures.staleness_ratio:.4f}")
+        say(f"engine     {engine}; mean ratio {figures.mismatch_ratio:.4f}")
+        say(f"staleness  {moved}; mean ratio {figures.staleness_ratio:.4f}", flush=True)
     for version, tokens in found.unknown.items():
-        lines.append(f"not measured: {tokens:,} tokens of version {version}; give its weights by --older {version}=DIR")
-    return "\n".join([*lines, found.cause or "no fault: types explain what differs"])
+        say(f"not measured: {tokens:,} tokens of version {version}; give its weights by --older {version}=DIR")

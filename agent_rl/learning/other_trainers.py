@@ -54,63 +54,63 @@ class Rollout:
         )
 
 
-@dataclass(frozen=True, slots=True)
 class Comparison:
-    """What `compare` found."""
-
-    tokens: int
-    """That models wrote."""
-    figures: MismatchFigures | None
-    """None where the weights of no version are here."""
-    cause: str
-    """Of the engine's mismatch; empty where types explain it."""
-    unknown: Mapping[int, int]
-    """Tokens by version, of versions whose weights are not here: they are not measured."""
-
-
-def compare(
-    model: Path,
-    rollouts: Sequence[Rollout],
-    older: Mapping[int, Path],
-    *,
-    how: Sampled,
-    dtype: Type = "float32",
-    device: str = "cpu",
-) -> Comparison:
-    """Measure rollouts beside ``model``, the newest version that sampled any of them, and ``older`` versions.
+    """Rollouts beside ``model``, the newest version that sampled any of them, and beside ``older`` versions.
 
     ``how`` the engine was told to sample. Raises TrainingStoppedError for a model that cannot be loaded,
     NotFiniteError for tokens outside its vocabulary and log-probabilities that are not finite, and ValueError for a
     rollout that is longer than the model reads.
     """
-    policy = PolicyModel(model, dtype=dtype, device=device, options=ModelOptions(), compute=dtype)
-    sequences = [rollout.sequence() for rollout in rollouts]
-    refuse_unsound_inputs(sequences, policy.module.config.get_text_config().vocab_size)
-    for sequence in sequences:
-        if len(sequence.tokens) > policy.max_length:
-            raise ValueError(
-                f"{sequence.name} has {len(sequence.tokens):,} tokens; {model} reads {policy.max_length:,}"
-            )
-    wrote = Counter(version for each in sequences for version in each.versions[each.mask].tolist())
-    kept = OlderWeights(keep=len(older))
-    for version, path in sorted(older.items()):
-        past = PolicyModel(path, dtype=dtype, device=device, options=ModelOptions(), compute=dtype)
-        kept.remember(version, past.trained())
-    kept.remember(max(wrote), {})
-    with torch.no_grad():
-        _score(policy, sequences, how.temperature)
-    figures = measure(
-        policy,
-        sequences,
-        kept,
-        temperature=how.temperature,
-        max_tokens=sum(len(each.tokens) for each in sequences),
-        microbatch_tokens=ROW_TOKENS,
-    )
-    guard = Guard(policy, kept, model)
-    causes = [guard.check(sequences, how), guard.check(sequences[::-1], how)]  # of other rollouts, if there are many
-    unknown = {version: wrote[version] for version in sorted(wrote.keys() - {*older, max(wrote)})}
-    return Comparison(wrote.total(), figures, causes[1] or causes[0], unknown)
+
+    def __init__(
+        self,
+        model: Path,
+        rollouts: Sequence[Rollout],
+        older: Mapping[int, Path],
+        *,
+        how: Sampled,
+        dtype: Type = "float32",
+        device: str = "cpu",
+    ) -> None:
+        self._path, self._how = model, how
+        self._model = policy = PolicyModel(model, dtype=dtype, device=device, options=ModelOptions(), compute=dtype)
+        self._sequences = sequences = [rollout.sequence() for rollout in rollouts]
+        refuse_unsound_inputs(sequences, policy.module.config.get_text_config().vocab_size)
+        for sequence in sequences:
+            if (length := len(sequence.tokens)) > policy.max_length:
+                raise ValueError(f"{sequence.name} has {length:,} tokens; {model} reads {policy.max_length:,}")
+        self.wrote = Counter(version for each in sequences for version in each.versions[each.mask].tolist())
+        """Tokens of each version."""
+        newest = max(self.wrote)
+        self.unknown = {version: self.wrote[version] for version in sorted(self.wrote.keys() - {*older, newest})}
+        """Tokens of versions whose weights are not here: they are not measured."""
+        self._older = OlderWeights(keep=len(older))
+        for version, path in sorted(older.items()):
+            past = PolicyModel(path, dtype=dtype, device=device, options=ModelOptions(), compute=dtype)
+            self._older.remember(version, past.trained())
+        self._older.remember(newest, {})
+
+    def figures(self) -> MismatchFigures | None:
+        """Of all tokens; None where the weights of no version are here. Passes over each, one or two."""
+        with torch.no_grad():
+            _score(self._model, self._sequences, self._how.temperature)
+        return measure(
+            self._model,
+            self._sequences,
+            self._older,
+            temperature=self._how.temperature,
+            max_tokens=sum(len(each.tokens) for each in self._sequences),
+            microbatch_tokens=ROW_TOKENS,
+        )
+
+    def cause(self) -> str:
+        """What explains the engine's mismatch; empty where types do. Where they don't, hundreds of passes look for it.
+
+        Two checks of different rollouts, if there are many: the guard says of small differences what two have found.
+        """
+        guard = Guard(self._model, self._older, self._path)
+        first = guard.check(self._sequences, self._how)
+        return guard.check(self._sequences[::-1], self._how) or first
 
 
 def _score(model: PolicyModel, sequences: Sequence[TrainingSequence], temperature: float) -> None:
