@@ -37,10 +37,9 @@ def faults(*overrides: str, machine: Machine = NO_GPU) -> list[str]:
     return [source.fault(*each).render("file") for each in found]
 
 
-def test_a_run_without_gpus_has_no_table_and_no_fault() -> None:
+def test_a_run_without_gpus_has_no_table() -> None:
     assert gpus() == {}
     assert placement_rows(load()) == []
-    assert faults() == []
 
 
 def test_every_process_has_gpus_of_its_own() -> None:
@@ -52,78 +51,90 @@ def test_every_process_has_gpus_of_its_own() -> None:
     assert most_gpus(load(*CUDA, "actors.rollout_generator.replicas=3"), "local") == 4
 
 
-def test_what_spreads_an_engine_multiplies_its_gpus() -> None:
-    spread = "actors.rollout_generator.settings.engine_settings={tensor_parallel_size=4}"
-    found = gpus(*CUDA, spread, "actors.rollout_generator.replicas=2")
-    assert {len(found[f"rollout_generator.{number}"]) for number in (0, 1)} == {4}
-    assert len(set(found["rollout_generator.0"] + found["rollout_generator.1"])) == 8
-    wrong = faults(*CUDA, spread, "actors.rollout_generator.gpus_per_replica=2", "hosts.local.gpus=16")
-    assert "is 2, and the engine's parallel sizes make 4" in wrong[0]
-
-
-def test_a_gpu_that_the_file_names_is_given_to_nobody_else() -> None:
-    found = gpus(CUDA[0], 'actors.learner.settings.device="cuda:0"', "actors.rollout_generator.replicas=2")
-    assert found == {"learner.0": (0,), "rollout_generator.0": (1,), "rollout_generator.1": (2,)}
-    assert gpus_of_actor(load(CUDA[0], 'actors.learner.settings.device="cuda:0"'), "learner.0") is None
-
-
-def test_one_gpu_twice_is_refused_unless_both_take_turns() -> None:
-    named = [f'actors.{role}.settings.device="cuda:0"' for role in ("rollout_generator", "learner")]
-    (fault,) = faults(*named)
-    assert "GPU 0 of host local is that of " in fault
-    assert 'share = "time" in both tables' in fault
-    turns = [f'actors.{role}.share="time"' for role in ("rollout_generator", "learner")]
-    assert faults(*named, *turns, "hosts.local.gpus=1") == []
-    assert "GPU 0" in faults(*named, turns[0])[0]
-    assert gpus(*CUDA, *turns) == {"learner.0": (0,), "rollout_generator.0": (0,)}
-
-
-def test_replicas_of_one_role_take_no_turns_with_each_other() -> None:
-    turns = [f'actors.{role}.share="time"' for role in ("rollout_generator", "learner")]
-    found = gpus(*CUDA, *turns, "actors.rollout_generator.replicas=2")
-    assert {found["rollout_generator.0"], found["rollout_generator.1"]} == {(0,), (1,)}
-
-
 TURNS, SPACE = (
     [f'actors.{role}.share="{share}"' for role in ("rollout_generator", "learner")] for share in ("time", "space")
 )
+NAMED = [f'actors.{role}.settings.device="cuda:0"' for role in ("rollout_generator", "learner")]
+SPREAD = "actors.rollout_generator.settings.engine_settings={tensor_parallel_size=4}"
+VLLM = 'actors.rollout_generator.settings={engine="vllm", device="cuda"}'
+TWO = "actors.rollout_generator.replicas=2"
+ONE_HAS = "GPU 0 of host local is that of "
+TWO_GPUS, UNCOUNTED = Machine("cuda", ["nvidia0", "nvidia1"], None), Machine("hip", ["kfd"], None)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "machine", "told"),
+    [
+        ([], NO_GPU, []),
+        ([*CUDA, SPREAD, "actors.rollout_generator.gpus_per_replica=2", "hosts.local.gpus=16"], NO_GPU, [
+            "is 2, and the engine's parallel sizes make 4"]),
+        (NAMED, NO_GPU, [f'{ONE_HAS} ... share = "time" in both tables']),
+        ([*NAMED, *TURNS, "hosts.local.gpus=1"], NO_GPU, []),
+        ([*NAMED, TURNS[0]], NO_GPU, ["GPU 0"]),
+        ([*NAMED, SPACE[0], TURNS[1]], NO_GPU, [ONE_HAS]),
+        ([*CUDA, *TURNS, TWO, "actors.learner.ranks=2"], NO_GPU, []),
+        ([*CUDA, *TURNS, TWO], NO_GPU, []),
+        ([*TURNS, TWO], NO_GPU, []),
+        ([*CUDA, *SPACE, "hosts.local.gpus=1"], NO_GPU, []),
+        ([CUDA[0], *SPACE], NO_GPU, ['is "space", and no other role that says so has a GPU of this role'] * 2),
+        (SPACE, NO_GPU, ['is "space", and no other role that says so has a GPU of this role'] * 2),
+        ([*CUDA, "actors.rollout_generator.replicas=8", EIGHT], NO_GPU, [
+            "has GPU 8 of host local, and it has 8, counted from 0; its actors need 9"]),
+        ([*CUDA, "actors.rollout_generator.replicas=8"], UNCOUNTED, []),  # nobody knows how many
+        ([*CUDA, "actors.rollout_generator.replicas=8"], TWO_GPUS, ["it has 2"]),
+        (["actors.learner.settings.device=cpu", "actors.learner.gpus_per_replica=1", EIGHT], NO_GPU, [
+            "the role's device is cpu"]),
+        (TURNS[1:], NO_GPU, ['share ... is "time", and no other role that says so has a device of this role']),
+        ([CUDA[0], *TURNS], NO_GPU, ["share", "share"]),
+        ([VLLM, CUDA[1], *TURNS], UNCOUNTED, ["waking from vLLM's sleep mode fails on AMD's GPUs (vllm #52478)"]),
+        ([VLLM, CUDA[1], *TURNS], Machine("cuda", ["nvidia0"], None), []),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_placed_is_refused(overrides: list[str], machine: Machine, told: list[str]) -> None:
+    said = faults(*overrides, machine=machine)
+    assert len(said) == len(told), said
+    for line, parts in zip(said, told, strict=True):
+        assert all(part in line for part in parts.split(" ... ")), line
+
+
+def test_what_spreads_an_engine_multiplies_its_gpus() -> None:
+    found = gpus(*CUDA, SPREAD, TWO)
+    assert {len(found[f"rollout_generator.{number}"]) for number in (0, 1)} == {4}
+    assert len(set(found["rollout_generator.0"] + found["rollout_generator.1"])) == 8
+
+
+def test_a_gpu_that_the_file_names_is_given_to_nobody_else() -> None:
+    found = gpus(CUDA[0], NAMED[1], TWO)
+    assert found == {"learner.0": (0,), "rollout_generator.0": (1,), "rollout_generator.1": (2,)}
+    assert gpus_of_actor(load(CUDA[0], NAMED[1]), "learner.0") is None
+    assert gpus(*CUDA, *TURNS) == {"learner.0": (0,), "rollout_generator.0": (0,)}
+    assert gpus(*CUDA, SPACE[0], TURNS[1]) == {"rollout_generator.0": (0,), "learner.0": (1,)}
+
+
+def test_replicas_of_one_role_take_no_turns_with_each_other() -> None:
+    found = gpus(*CUDA, *TURNS, TWO)
+    assert {found["rollout_generator.0"], found["rollout_generator.1"]} == {(0,), (1,)}
 
 
 def test_all_ranks_of_a_learner_take_turns_with_the_engines_on_their_gpus() -> None:
-    overrides = [*CUDA, *TURNS, "actors.rollout_generator.replicas=2", "actors.learner.ranks=2"]
+    overrides = [*CUDA, *TURNS, TWO, "actors.learner.ranks=2"]
     found, generators = gpus(*overrides), ("rollout_generator.0", "rollout_generator.1")
     assert [found[name] for name in ("learner.0", "learner_ranks.0", *generators)] == [(0,), (1,), (0,), (1,)]
     assert partners(load(*overrides), "learner.0") == generators
     assert partners(load(*overrides), generators[1]) == ("learner.0",)
-    assert faults(*overrides) == []
 
 
 def test_those_take_turns_that_have_one_device_and_both_say_so() -> None:
     generator, learner = "rollout_generator.0", "learner.0"
     for overrides in ([*CUDA, *TURNS], TURNS):  # on one GPU; on the processor of one host
-        topology = load(*overrides, "actors.rollout_generator.replicas=2")
+        topology = load(*overrides, TWO)
         assert partners(topology, generator) == (learner,)
         others = (generator,) if overrides is not TURNS else (generator, "rollout_generator.1")
         assert partners(topology, learner) == others
         assert topology.actors["learner"].targets("device") == ("rollout_generator",)
-        assert faults(*overrides, "actors.rollout_generator.replicas=2") == []
     for overrides in (TURNS[:1], [CUDA[0], *TURNS], []):
         topology = load(*overrides)
         assert partners(topology, learner) == partners(topology, generator) == ()
-
-
-def test_a_role_that_shares_its_device_with_nobody_is_told() -> None:
-    (fault,) = faults(TURNS[1])
-    assert "share" in fault
-    assert 'is "time", and no other role that says so has a device of this role' in fault
-    assert len(faults(CUDA[0], *TURNS)) == 2
-
-
-def test_vllm_does_not_sleep_on_gpus_of_amd() -> None:
-    vllm = 'actors.rollout_generator.settings={engine="vllm", device="cuda"}'
-    (fault,) = faults(vllm, CUDA[1], *TURNS, machine=Machine("hip", ["kfd"], None))
-    assert "waking from vLLM's sleep mode fails on AMD's GPUs (vllm #52478)" in fault
-    assert faults(vllm, CUDA[1], *TURNS, machine=Machine("cuda", ["nvidia0"], None)) == []
 
 
 def test_the_table_says_who_takes_turns_and_who_does_not() -> None:
@@ -133,35 +144,12 @@ def test_the_table_says_who_takes_turns_and_who_does_not() -> None:
 
 
 def test_those_that_share_a_gpu_in_space_take_no_turns() -> None:
-    topology = load(*CUDA, *SPACE, "actors.rollout_generator.replicas=2")
+    topology = load(*CUDA, *SPACE, TWO)
     assert gpus_of_actor(topology, "learner.0") == gpus_of_actor(topology, "rollout_generator.0") == (0,)
     assert gpus_of_actor(topology, "rollout_generator.1") == (1,)
     assert partners(topology, "learner.0", "space") == ("rollout_generator.0",)
     assert partners(topology, "learner.0") == ()
     assert "device" not in topology.actors["learner"].links
-    assert faults(*CUDA, *SPACE, "hosts.local.gpus=1") == []
-
-
-def test_a_gpu_is_shared_in_one_way_and_only_a_gpu_in_space() -> None:
-    assert gpus(*CUDA, SPACE[0], TURNS[1]) == {"rollout_generator.0": (0,), "learner.0": (1,)}
-    named = [f'actors.{role}.settings.device="cuda:0"' for role in ("rollout_generator", "learner")]
-    assert "GPU 0 of host local is that of " in faults(*named, SPACE[0], TURNS[1])[0]
-    for overrides in (SPACE, [CUDA[0], *SPACE]):
-        (fault, _) = faults(*overrides)
-        assert 'is "space", and no other role that says so has a GPU of this role' in fault
-
-
-def test_too_few_gpus_are_told_where_their_number_is_known() -> None:
-    wanted = [*CUDA, "actors.rollout_generator.replicas=8"]
-    (fault,) = faults(*wanted, EIGHT)
-    assert "has GPU 8 of host local, and it has 8, counted from 0; its actors need 9" in fault
-    assert faults(*wanted, machine=Machine("hip", ["kfd"], None)) == []  # nobody knows how many
-    assert "it has 2" in faults(*wanted, machine=Machine("cuda", ["nvidia0", "nvidia1"], None))[0]
-
-
-def test_gpus_for_a_role_on_the_processor_are_a_contradiction() -> None:
-    settings = "actors.learner.settings.device=cpu"
-    assert "the role's device is cpu" in faults(settings, "actors.learner.gpus_per_replica=1", EIGHT)[0]
 
 
 def test_the_check_believes_the_file_about_gpus_and_the_run_does_not() -> None:
