@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import tomllib
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -12,45 +13,7 @@ from agent_rl.config.load import load_topology
 from agent_rl.config.source import Fault, TopologyError, parse_value
 from agent_rl.config.toml_lines import key_lines
 
-SOUND = """\
-[run]
-name = "demo"
-directory = "runs/demo"
-
-[model]
-initialise = { layers = 2, heads = 2 }
-
-[[environments]]
-class = "maths"
-
-[algorithm]
-groups_per_step = 4
-
-[[stages]]
-kind = "sft"
-steps = 2
-
-[[stages]]
-kind = "rl"
-name = "long"
-steps = 3
-max_response_tokens = 64
-max_turns = 2
-
-[hosts.local]
-base_port = 6000
-
-[actors.a]
-class = "somewhere:A"
-links = { out = "b" }
-
-[actors.a.settings]
-depth = 3
-
-[actors.b]
-class = "somewhere:B"
-links.many = ["a", "b"]
-"""
+SOUND = Path(__file__).with_name("sound.toml").read_text(encoding="utf-8")
 
 
 def write(tmp_path, text):

@@ -15,33 +15,7 @@ from agent_rl.config.topology import Topology
 from agent_rl.topology_checks.topology import check_topology
 from tests.end_to_end.topologies import MICRO
 
-FIRST = """\
-[run]
-name = "first"
-directory = "{directory}"
-
-[model.initialise]
-hidden_size = 64
-layers = 2
-
-[[environments]]
-class = "arithmetic:Arithmetic"
-
-[algorithm]
-groups_per_step = 4
-samples = 8
-keep = 4
-
-[[stages]]
-kind = "sft"
-steps = 20
-
-[[stages]]
-kind = "rl"
-steps = 10
-max_response_tokens = 64
-max_turns = 2
-"""
+FIRST = Path(__file__).with_name("first.toml").read_text(encoding="utf-8")
 LINKS = {
     "kv_scheduler": {
         "groups": "roc_filter",

@@ -97,53 +97,7 @@ class Noted(Some):
         return ListedTasks([spelt], [Problem(f"held out {number}", f"{number}?") for number in range(5)], seed=self.seed)
 """
 
-SOUND = """\
-[run]
-name = "demo"
-directory = "RUN"
-
-[model]
-initialise = {}
-
-[[environments]]
-class = "checked_actors:Some"
-
-[algorithm]
-groups_per_step = 4
-samples = 8
-keep = 4
-
-[[stages]]
-kind = "rl"
-steps = 3
-max_response_tokens = 64
-max_turns = 2
-
-[hosts.a]
-address = "127.0.0.1"
-base_port = 5700
-
-[hosts.b]
-address = "127.0.0.1"
-base_port = 5800
-
-[actors.generator]
-class = "checked_actors:Generator"
-host = "a"
-replicas = 2
-settings = { max_rollouts = 2 }
-links = { trajectories = "filter" }
-
-[actors.filter]
-class = "checked_actors:Filter"
-host = "a"
-links = { training = "learner", progress = ["generator"] }
-
-[actors.learner]
-class = "checked_actors:Learner"
-host = "a"
-links = { reports = "filter" }
-"""
+SOUND = Path(__file__).with_name("sound.toml").read_text(encoding="utf-8")
 
 
 @pytest.fixture
