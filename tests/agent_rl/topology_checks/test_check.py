@@ -337,20 +337,15 @@ def test_a_model_directory_needs_config_weights_and_tokenizer(folder):
     assert fault.message.startswith(f"{model / 'config.json'} cannot be read as JSON (")
 
 
-def test_the_journal_may_not_be_on_a_network(folder, monkeypatch):
-    monkeypatch.setattr("agent_rl.topology_checks.files.file_system_of", lambda path: "nfs4")
-    (fault,) = check(folder)
-    assert fault.key == "run.directory"
-    assert "(nfs4), which cannot hold the journal" in fault.message
-
-
-def test_a_host_without_the_journal_may_share_the_run_directory(tmp_path, monkeypatch):
+def test_the_journal_may_not_be_on_a_network_and_a_host_without_it_may_share_the_run_directory(tmp_path, monkeypatch):
     monkeypatch.setattr("agent_rl.topology_checks.files.file_system_of", lambda path: "nfs4")
     path, _ = write_three_hosts(tmp_path, (5700, 5800, 5900), steps=1)
     topology = load_topology(path)
     assert topology.journal_host == "a"
     found = [list(run_directory(topology, Facts(tmp_path, host))) for host in (None, "a", "b", "c")]
     assert [len(each) for each in found] == [1, 1, 0, 0]
+    assert found[0][0].key == ("run", "directory")
+    assert "(nfs4), which cannot hold the journal" in found[0][0].message
 
 
 @pytest.mark.parametrize(
