@@ -130,10 +130,7 @@ def naming(*key: str) -> Iterator[None]:
 
 
 def path_of(kind: Kind, name: str) -> str:
-    """The ``module:Name`` that a name stands for.
-
-    Raises PluginError when it is neither such a path nor a short name.
-    """
+    """The ``module:Name`` that a name stands for. Raises PluginError for neither such a path nor a short name."""
     path = ALIASES[kind].get(name, name)
     module, colon, attribute = path.partition(":")
     if not (module and colon and attribute):
@@ -159,7 +156,8 @@ def resolve(kind: Kind, name: str) -> Any:
     found = getattr(module, attribute, None)
     if found is None:
         noun = _noun(kind)
-        fits = {"tool": lambda value: hasattr(value, "schema"), "class": inspect.isclass}.get(noun, inspect.isroutine)
+        kinds: dict[str, Callable[[Any], bool]] = {"tool": lambda it: hasattr(it, "schema"), "class": inspect.isclass}
+        fits = kinds.get(noun, inspect.isroutine)
         names = [key for key, value in vars(module).items() if fits(value) and not key.startswith("_")]
         own = [key for key in names if getattr(vars(module)[key], "__module__", module_name) == module_name]
         raise PluginError(f"{module_name} has no {noun} {attribute!r}", suggest(attribute, own or names))

@@ -351,10 +351,7 @@ class Journal(Retention):
     # Evaluations ------------------------------------------------------------------------------------------------------
 
     def add_evaluation(self, evaluation: Evaluation, figures: EvaluationFigures) -> bool:
-        """Record a result; False when it was recorded before.
-
-        Trajectories of an evaluation within an rl stage may then leave.
-        """
+        """Record a result; False when it was recorded before. Trajectories of an interim evaluation may then leave."""
         stage, at_step = evaluation.stage, evaluation.at_step
         if at_step is None:
             known = stage in self.evaluations()

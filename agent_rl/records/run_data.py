@@ -187,10 +187,7 @@ class Run:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """All settings by dotted key, without secrets.
-
-        Those that must not change, where the directory was copied without its topology files.
-        """
+        """All settings by dotted key, without secrets; those that must not change, in a copy without topology files."""
         files = sorted(self.directory.glob("topology.*.toml"))
         if files:
             return dict(_flat(redacted(tomllib.loads(files[0].read_text(encoding="utf-8")))))

@@ -35,8 +35,8 @@ def placement_findings(topology: Topology, facts: Facts) -> Iterator[Finding]:
     """
     yield from _counts(topology)
     for gpu, first, second in conflicts(placement(topology)):
-        users = f"{first.actor} and of {second.actor}"
-        message = f"GPU {gpu} of host {first.host} is that of {users}: two models in its memory"
+        both = f"{first.actor} and of {second.actor}"
+        message = f"GPU {gpu} of host {first.host} is that of {both}: two models in its memory"
         remedy = 'name another, as in "cuda:1", or write share = "time" in both tables, or "space" where both fit'
         yield Finding(("actors", second.role, "settings", "device"), message, remedy)
         return  # further ones follow from it
