@@ -58,8 +58,8 @@ def addresses(topology: Topology, runtime_dir: Path) -> dict[str, str]:
         machine = topology.hosts[host]
         nodes = [supervisor_node(host), *(node for node, _ in actor_nodes(topology, host))]
         if on_tcp(topology):
-            where = f"tcp://{_bracketed(machine.address)}"
-            found |= {node: f"{where}:{port}" for port, node in enumerate(nodes, machine.base_port)}
+            where = f"[{machine.address}]" if ":" in machine.address else machine.address
+            found |= {node: f"tcp://{where}:{port}" for port, node in enumerate(nodes, machine.base_port)}
         else:
             found |= {node: _socket(runtime_dir, node) for node in nodes}
     return found
@@ -110,7 +110,3 @@ def _socket(runtime_dir: Path, node: str) -> str:
     if len(os.fsencode(path)) > SOCKET_PATH_LIMIT:
         path = runtime_dir / hashlib.sha256(node.encode()).hexdigest()[:_HASHED]
     return f"ipc://{path}"
-
-
-def _bracketed(address: str) -> str:
-    return f"[{address}]" if ":" in address else address

@@ -103,10 +103,7 @@ def _covered(value: Any, name: str) -> Any:
 
 
 def with_environment(settings: Any) -> Any:
-    """Settings with the environment variable NAME of this host for each value ``env:NAME``.
-
-    Raises LookupError when there is no such variable.
-    """
+    """Settings with this host's environment variable NAME for each ``env:NAME``. Raises LookupError without one."""
     if isinstance(settings, Mapping):
         return {key: with_environment(value) for key, value in settings.items()}
     if isinstance(settings, list | tuple):

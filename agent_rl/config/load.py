@@ -110,10 +110,8 @@ def _explain(kind: str, mistake: Any, path: KeyPath, model: type[BaseModel], dat
         return elsewhere
     if kind == "extra_forbidden":
         annotation: Any = model
-        here = data
         for part in path[:-1]:
-            annotation = inner(annotation, part, here)
-            here = here[part]
+            annotation, data = inner(annotation, part, data), data[part]
         return "is no known key", suggest(str(path[-1]), names_of(annotation, {}, path[:-1]) or [])
     if kind == "union_tag_not_found":
         return "is missing", "it says what the entry is"
@@ -136,7 +134,8 @@ def _explain(kind: str, mistake: Any, path: KeyPath, model: type[BaseModel], dat
     message = message.split(", unable to parse")[0].replace("a valid integer", "a whole number")
     message = message.replace("a valid tuple", "a list").replace("a valid dictionary", "a table")
     remedy = next((text for start, text in _WANTED.items() if kind.startswith(start)), "")
-    return f"{message}, not {_shown(mistake['input'])}" if _is_plain(mistake["input"]) else message, remedy
+    plain = isinstance(mistake["input"], str | int | float | bool | Misfit)
+    return f"{message}, not {_shown(mistake['input'])}" if plain else message, remedy
 
 
 def _shown(value: object) -> str:
@@ -147,10 +146,6 @@ def _shown(value: object) -> str:
 
 MOST_SHOWN = 80
 """Characters of a wrong value that a message repeats."""
-
-
-def _is_plain(value: object) -> bool:
-    return isinstance(value, str | int | float | bool | Misfit)
 
 
 def _file_path(loc: tuple[str | int, ...], data: Any, *, missing: bool) -> KeyPath:

@@ -47,16 +47,6 @@ class Placed:
     share: str
 
 
-@dataclass(frozen=True, slots=True)
-class Conflict:
-    """Two actors that have one GPU, and do not share it in the same way."""
-
-    host: str
-    gpu: int
-    first: Placed
-    second: Placed
-
-
 def gpus_of(entry: ActorEntry) -> int:
     """The GPUs of one process."""
     if entry.gpus_per_replica is not None:
@@ -138,13 +128,8 @@ def _shared_devices(topology: Topology, share: str) -> dict[str, set[tuple[str, 
             on_processor = share == IN_TURNS and _device(entry)[0] == "cpu" and not gpus_of(entry)
             for number, host in topology.homes(role).items():
                 actor = f"{role}.{number}"
-                of_ranks = entry.ranks > 1
-                used = {
-                    (host, KIND, gpu)
-                    for other, its_role, numbers in gpus
-                    if other == actor or (of_ranks and its_role == role)
-                    for gpu in numbers
-                }
+                its = [numbers for other, of, numbers in gpus if other == actor or (entry.ranks > 1 and of == role)]
+                used = {(host, KIND, gpu) for numbers in its for gpu in numbers}
                 found[actor] = {(host, "cpu", 0)} if on_processor else used
     return found
 
@@ -167,17 +152,15 @@ def threads_of(topology: Topology, actor: str, *, weights: int, cores: int) -> i
     return max(1, cores // max(1, holding.total() - sum(in_turns) + max(in_turns, default=0)))
 
 
-def conflicts(placed: list[Placed]) -> list[Conflict]:
+def conflicts(placed: list[Placed]) -> Iterator[tuple[int, Placed, Placed]]:
     """The GPUs that two actors have, though their roles do not share them in the same way."""
-    found = []
     users: dict[tuple[str, int], Placed] = {}
     for each in placed:
         for gpu in each.gpus:
             first = users.setdefault((each.host, gpu), each)
             both = first.share == each.share != ALONE and first.role != each.role
             if first is not each and not both:
-                found.append(Conflict(each.host, gpu, first, each))
-    return found
+                yield gpu, first, each
 
 
 def most_gpus(topology: Topology, host: str) -> int:

@@ -130,17 +130,12 @@ def naming(*key: str) -> Iterator[None]:
 
 
 def path_of(kind: Kind, name: str) -> str:
-    """The ``module:Name`` that a name stands for.
-
-    Raises PluginError when it is neither such a path nor a short name.
-    """
+    """The ``module:Name`` that a name stands for. Raises PluginError for neither such a path nor a short name."""
     path = ALIASES[kind].get(name, name)
     module, colon, attribute = path.partition(":")
     if not (module and colon and attribute):
-        known = [*ALIASES[kind]]
-        remedy = f"write module:Name of a {_noun(kind)}" + (
-            f", or a built-in one: {suggest(name, known)}" if known else ""
-        )
+        built_in = f", or a built-in one: {suggest(name, ALIASES[kind])}" if ALIASES[kind] else ""
+        remedy = f"write module:Name of a {_noun(kind)}{built_in}"
         raise PluginError(f"{name!r} is no {kind.replace('_', ' ')}", remedy)
     return path
 
@@ -153,8 +148,7 @@ def resolve(kind: Kind, name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is not None and f"{module_name}.".startswith(f"{error.name}."):
             raise PluginError(f"there is no module {error.name!r}", _LOOKED_FOR) from error
-        place = place_of(error)
-        needs = f"{module_name} needs {error.name!r}, which is not installed" + (f" ({place})" if place else "")
+        needs = f"{module_name} needs {error.name!r}, which is not installed{_at(place_of(error))}"
         package = (error.name or module_name).partition(".")[0]
         raise PluginError(needs, f"install it: pip install {package}") from error
     except (Exception, SystemExit) as error:
@@ -162,17 +156,9 @@ def resolve(kind: Kind, name: str) -> Any:
     found = getattr(module, attribute, None)
     if found is None:
         noun = _noun(kind)
-
-        def wanted(value: object) -> bool:
-            return (
-                hasattr(value, "schema")
-                if noun == "tool"
-                else inspect.isclass(value)
-                if noun == "class"
-                else inspect.isroutine(value)
-            )
-
-        names = [key for key, value in vars(module).items() if wanted(value) and not key.startswith("_")]
+        kinds: dict[str, Callable[[Any], bool]] = {"tool": lambda it: hasattr(it, "schema"), "class": inspect.isclass}
+        fits = kinds.get(noun, inspect.isroutine)
+        names = [key for key, value in vars(module).items() if fits(value) and not key.startswith("_")]
         own = [key for key in names if getattr(vars(module)[key], "__module__", module_name) == module_name]
         raise PluginError(f"{module_name} has no {noun} {attribute!r}", suggest(attribute, own or names))
     return found
@@ -229,16 +215,15 @@ def called(name: str, call: Callable[[], T], given: str, code: object = None) ->
         raise
     except (Exception, SystemExit) as error:
         place = "" if place_of(error) else defined_at(code)
-        raise ContractError(
-            f"{name} fails {given} with {described(error)}" + (f" ({place})" if place else "")
-        ) from error
+        raise ContractError(f"{name} fails {given} with {described(error)}{_at(place)}") from error
     if inspect.iscoroutine(made):
         made.close()
-        place = defined_at(code)
-        raise ContractError(
-            f"{name} is asynchronous, and it is not awaited; write def" + (f" ({place})" if place else "")
-        )
+        raise ContractError(f"{name} is asynchronous, and it is not awaited; write def{_at(defined_at(code))}")
     return made
+
+
+def _at(place: str) -> str:
+    return f" ({place})" if place else ""
 
 
 def defined_at(code: object) -> str:
@@ -260,7 +245,7 @@ def described(error: BaseException) -> str:
     """An exception's type and message, and where in the user's own code it was raised."""
     place = place_of(error)
     message = sound_text(f"{type(error).__name__}: {error}")
-    return message + (f" ({place})" if place and place not in message else "")
+    return message if place in message else message + _at(place)
 
 
 def place_of(error: BaseException) -> str:

@@ -72,6 +72,7 @@ class TopologyError(Exception):
 SMALLER = "numbers in TOML have 64 bits: write one from -9223372036854775808 to 9223372036854775807"
 
 
+Table: TypeAlias = Mapping[str, Any]
 Files: TypeAlias = Path | Sequence[Path]
 """A topology file, or several, of which later ones are laid over those before."""
 
@@ -161,7 +162,8 @@ class Source:
             step: str | int = part
             if isinstance(here, list):
                 if not part.isdecimal() or int(part) >= len(here):
-                    self._refuse(key, f"{dotted_key(path)} has no entry {part!r}", _entries(len(here)))
+                    entries = f"it has entries 0 to {len(here) - 1}" if here else "it has none"
+                    self._refuse(key, f"{dotted_key(path)} has no entry {part!r}", entries)
                     return
                 step = int(part)
             elif not isinstance(here, dict):
@@ -192,9 +194,7 @@ class Source:
         self.faults.append(Fault(None, f"--set {key.strip()}", message, remedy))
 
 
-def _laid_over(
-    base: Mapping[str, Any], more: Mapping[str, Any], path: KeyPath, replaced: set[KeyPath]
-) -> dict[str, Any]:
+def _laid_over(base: Table, more: Table, path: KeyPath, replaced: set[KeyPath]) -> dict[str, Any]:
     """A table of the files before with that of a later file over it; ``replaced`` takes what is no longer there."""
     gone = {key for given in more if (key := _replaced(path, given)) in base and key is not None and key not in more}
     tables = {key for key, value in more.items() if isinstance(value, dict) and isinstance(base.get(key), dict)}
@@ -230,8 +230,8 @@ def parse_value(text: str) -> Any:
     return parsed["value"] if len(parsed) == 1 else text
 
 
-def _entries(count: int) -> str:
-    return f"it has entries 0 to {count - 1}" if count else "it has none"
+GIVEN_TWICE = ("Cannot overwrite", "Cannot declare", "Duplicate", "Cannot mutate", "Cannot redefine")
+"""So begins what tomllib says of a key that is given twice."""
 
 
 def _syntax_fault(error: tomllib.TOMLDecodeError, text: str) -> Fault:
@@ -239,11 +239,10 @@ def _syntax_fault(error: tomllib.TOMLDecodeError, text: str) -> Fault:
     lines = text.split("\n")
     place = re.search(r"\s*\(at line (\d+), column (\d+)\)$", message)
     line, column = (int(place[1]), int(place[2])) if place else (len(lines), len(lines[-1]) + 1)
-    if message.startswith(("Cannot overwrite", "Cannot declare", "Duplicate", "Cannot mutate", "Cannot redefine")):
-        twice = duplicate("\n".join([*lines[: line - 1], lines[line - 1][: column - 1]]))
-        if twice is not None:
-            path, first, second = twice
-            return Fault(second, dotted_key(path), f"is given twice, first in line {first}", "remove one of them")
+    before = "\n".join([*lines[: line - 1], lines[line - 1][: column - 1]])
+    if message.startswith(GIVEN_TWICE) and (twice := duplicate(before)):
+        path, first, second = twice
+        return Fault(second, dotted_key(path), f"is given twice, first in line {first}", "remove one of them")
     if place is not None:
         return Fault(line, "", f"not TOML: {message[: place.start()]} (column {column})")
     return Fault(max(1, len(text.splitlines())), "", f"not TOML: {message.removesuffix(' (at end of document)')}")

@@ -36,6 +36,7 @@ SILENT_LEAST = 40.0
 """No rank is killed for a shorter silence: its process is silent until it has started."""
 
 Entries = dict[str, dict[str, Any]]
+Targets = str | list[str]
 
 
 def completed(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -78,11 +79,8 @@ def _with_ranks(entries: Entries, classes: Mapping[str, Any]) -> Entries:
     """The entries, and a role for the ranks of each learner but its rank 0."""
     found = dict(entries)
     for role, entry in entries.items():
-        hosts, settings, links = (
-            entry.get("hosts", (entry.get("host", "local"),)),
-            entry.get("settings", {}),
-            entry.get("links", {}),
-        )
+        hosts = entry.get("hosts", (entry.get("host", "local"),))
+        settings, links = entry.get("settings", {}), entry.get("links", {})
         if not (getattr(classes.get(role), "ranked", False) and several_ranks(entry)):
             continue
         if not (isinstance(hosts, list | tuple) and hosts and isinstance(settings, dict) and isinstance(links, dict)):
@@ -122,10 +120,8 @@ def _declaring(path: Any) -> Any:
         cls = resolve("actor", path) if isinstance(path, str) else None
     except PluginError:
         return None
-    declares = isinstance(getattr(cls, "links", None), Mapping) and isinstance(
-        getattr(cls, "receives", None), tuple | list
-    )
-    return cls if declares else None
+    links, receives = getattr(cls, "links", None), getattr(cls, "receives", None)
+    return cls if isinstance(links, Mapping) and isinstance(receives, tuple | list) else None
 
 
 def _lacking(entries: Entries, classes: Mapping[str, Any]) -> list[str]:
@@ -138,9 +134,8 @@ def _lacking(entries: Entries, classes: Mapping[str, Any]) -> list[str]:
         cls, links = classes[role], entries[role].get("links", {})
         if "class" in entries[role] and _declaring(entries[role]["class"]) is None:
             continue
-        named = [
-            target for leads_to in (links.values() if isinstance(links, dict) else ()) for target in _names(leads_to)
-        ]
+        written = links.values() if isinstance(links, dict) else ()
+        named = [target for leads_to in written for target in _names(leads_to)]
         found = [other for other in absent if other in named]
         for _, declared in _required(cls, links):
             if not any(_receives(other, declared) for name, other in classes.items() if name != role):
@@ -155,9 +150,7 @@ def _lacking(entries: Entries, classes: Mapping[str, Any]) -> list[str]:
     return []
 
 
-def _unwritten(
-    role: str, entry: Mapping[str, Any], classes: Mapping[str, Any]
-) -> Iterator[tuple[str, str | list[str]]]:
+def _unwritten(role: str, entry: Mapping[str, Any], classes: Mapping[str, Any]) -> Iterator[tuple[str, Targets]]:
     """The links that must lead somewhere and are not in the file, and where they lead."""
     for link, declared in _required(classes[role], entry.get("links", {})):
         others = {other: cls for other, cls in classes.items() if other != role}
@@ -168,7 +161,7 @@ def _unwritten(
             yield link, targets[0] if len(targets) == 1 else targets
 
 
-def _between_sharers(role: str, entries: Entries, classes: Mapping[str, Any]) -> Iterator[tuple[str, list[str] | str]]:
+def _between_sharers(role: str, entries: Entries, classes: Mapping[str, Any]) -> Iterator[tuple[str, Targets]]:
     """The link by which a role takes turns on devices leads to the roles that share theirs in time, too."""
     declared = getattr(classes[role], "links", {}).get(DEVICE)
     sharers = [other for other, entry in entries.items() if entry.get("share") == "time" and other != role]

@@ -9,14 +9,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import (
-    Field,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from agent_rl.config.algorithm import Algorithm, TopP
 from agent_rl.config.parallel import Parallel
@@ -465,10 +458,7 @@ class Topology(Part):
         return self
 
     def algorithm_of(self, stage: Stage) -> Algorithm:
-        """The algorithm in force in a stage: the stage's own values over those of the run.
-
-        In synchronous mode ``max_staleness`` is 0.
-        """
+        """The algorithm of a stage: its own values over the run's; synchronous mode has ``max_staleness`` 0."""
         own = {}
         if isinstance(stage, RlStage):
             own = {key: value for key in PER_STAGE if (value := getattr(stage, key)) is not None}

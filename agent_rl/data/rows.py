@@ -27,10 +27,7 @@ class DataError(Exception):
 
 
 def rows_of(patterns: Sequence[str], base: Path) -> Iterator[Placed]:
-    """The rows of the files that paths and globs name, in order.
-
-    Raises TaskError for what is no such file or no row.
-    """
+    """The rows of the files of paths and globs, in order. Raises TaskError for what is no such file or no row."""
     for pattern in patterns:
         for name, path in resolve(pattern, base):
             yield from read_rows(name, path)

@@ -94,10 +94,7 @@ def _fetched(name: str, patterns: tuple[str, ...], report: Callable[[str], objec
         report(f"fetching {name} from {constants.ENDPOINT}")
         directory = Path(
             huggingface_hub.snapshot_download(
-                name,
-                allow_patterns=list(patterns),
-                ignore_patterns=list(NOT_OURS),
-                etag_timeout=ANSWER_SECONDS,
+                name, allow_patterns=list(patterns), ignore_patterns=list(NOT_OURS), etag_timeout=ANSWER_SECONDS
             )
         )
     if not (directory / "config.json").is_file():

@@ -228,10 +228,7 @@ class ModelFiles:
 
 
 def missing_shards(directory: Path) -> list[str]:
-    """The files of weights that a model's index names and that are not there; none without an index.
-
-    Raises Unreadable.
-    """
+    """The missing files of weights that a model's index names; none without an index. Raises Unreadable."""
     index = directory / INDEX
     if not index.is_file():
         return []

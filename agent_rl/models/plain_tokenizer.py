@@ -55,11 +55,7 @@ class PlainTokenizer:
         """A conversation as text; ``tokenize`` is False. Raises jinja2.TemplateError."""
         assert not tokenize
         return self._template.render(
-            messages=messages,
-            add_generation_prompt=add_generation_prompt,
-            tools=tools,
-            documents=None,
-            **self._special,
+            messages=messages, add_generation_prompt=add_generation_prompt, tools=tools, documents=None, **self._special
         )
 
     def decode(self, tokens: Sequence[int], **options: Any) -> str:

@@ -50,9 +50,8 @@ class LiveView:
     """The newest status of every actor. ``now`` is seconds on any monotonic clock, the same in every call."""
 
     def __init__(self, name: str, actors: Sequence[str], stages: Sequence[str], now: float) -> None:
-        self.name = name
+        self.name, self.started = name, now
         self._stages = tuple(stages)
-        self.started = now
         self._actors = {actor: _ActorLine() for actor in actors}
         self.silences: Mapping[str, str] = {}
         """Silent actors, with how long they are silent and who waits for them. Shown as their state."""
@@ -60,8 +59,8 @@ class LiveView:
     def observe(self, status: ActorStatus, now: float) -> None:
         """Take in a status. Actors of other hosts appear with their first status."""
         line = self._actors.setdefault(status.actor, _ActorLine())
-        line.state, line.detail, line.heard_at, line.figures = status.state, status.detail, now, status.figures
-        line.shown = None
+        line.state, line.detail, line.heard_at = status.state, status.detail, now
+        line.figures, line.shown = status.figures, None
 
     def process(self, actor: str, state: str) -> None:
         """The supervisor reports the state of an actor's process: starting, restarting, stopping, stopped, ..."""
@@ -96,6 +95,7 @@ class LiveView:
         generators = self._of(lambda figures: figures.generator)
         executors = self._of(lambda figures: figures.executor)
         fates = filters[0].fates if filters else None
+        without = fates.steps_without_update if fates else 0
         queued = [each.queue for each in filters] + [each.queue for each in executors]
         used, total = sum(each.kv_used for each in generators), sum(each.kv_total for each in generators)
         return [
@@ -106,11 +106,7 @@ class LiveView:
             ("success", _percent(success)),
             *([("reward", f"{learner.reward:.3f}")] if _known(learner.reward) and learner.reward != success else []),
             *((f"success {name}", _percent(means.success)) for name, means in learner.environments.items()),
-            *(
-                [("steps without update", _count(fates.steps_without_update))]
-                if fates and fates.steps_without_update
-                else []
-            ),
+            *([("steps without update", _count(without))] if without else []),
             ("tokens/s", _count(_sum(each.tokens_per_s for each in generators))),
             ("tool calls/s", number(_sum(each.calls_per_s for each in executors))),
             ("KV in use", _percent(used / total) if total else DASH),

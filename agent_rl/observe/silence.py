@@ -130,7 +130,9 @@ class Silence:
             watched.unheard += passed
             if watched.unheard < SILENT_SECONDS / 2:
                 continue
-            self._observe(actor, watched, passed)
+            watched.seen = self._look(actor)
+            watched.watched += passed if watched.first_seen else 0.0
+            watched.first_seen = watched.first_seen or watched.seen
             if self._silent(watched):
                 waits = bool(self.waits_for(actor))
                 if (waits and not watched.waits_named) or (not watched.named and watched.unheard >= NAMED_SECONDS):
@@ -210,13 +212,6 @@ class Silence:
     def _silent(self, watched: _Watched) -> bool:
         stopped = watched.seen is not None and watched.seen.stopped
         return watched.unheard >= (STARTING_SECONDS if watched.starting and not stopped else SILENT_SECONDS)
-
-    def _observe(self, actor: str, watched: _Watched, passed: float) -> None:
-        watched.seen = self._look(actor)
-        if watched.first_seen is None:
-            watched.first_seen = watched.seen
-        else:
-            watched.watched += passed
 
     def _words(self, actor: str, watched: _Watched) -> str:
         starting = f" {watched.starting}" if watched.starting else ""
@@ -348,12 +343,10 @@ class Missing:
             self._said[status.actor] = status.missing
         if status.missing == before:
             return []
-        notices = []
         if before and before not in known and not status.missing:
-            notices.append(Notice(f"{status.actor} goes on", status.actor))
-        if status.missing and status.missing not in known:
-            notices.append(Notice(f"{status.actor} waits: {status.missing}", status.actor))
-        return notices
+            return [Notice(f"{status.actor} goes on", status.actor)]
+        new = status.missing and status.missing not in known
+        return [Notice(f"{status.actor} waits: {status.missing}", status.actor)] if new else []
 
 
 def final_words(silent: Sequence[str], standing: str) -> list[str]:

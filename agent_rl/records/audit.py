@@ -10,6 +10,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -84,17 +85,14 @@ class Audit:
             causes = {name: count for name, count in self.delivered.items() if name not in {"sampled", "trained"}}
             named = ", ".join(f"{count:,} {name}" for name, count in sorted(causes.items())) or "none"
             sampled, of_them = self.delivered.get("sampled", 0), self.delivered.get("trained", 0)
-            lines.append(
-                f"sampled tokens of decided groups: {sampled:,} = {of_them:,} trained + {sum(causes.values()):,} "
-                f"excluded ({named})"
-            )
+            excluded = f"{sum(causes.values()):,} excluded ({named})"
+            lines.append(f"sampled tokens of decided groups: {sampled:,} = {of_them:,} trained + {excluded}")
         if self.branches:
             named = ", ".join(f"{count:,} {name}" for name, count in sorted(self.branches.items()))
             lines.append(f"branches of their rollouts: {named}")
         if self.left:
-            lines.append(
-                f"trajectories: those of {self.left} groups were removed from the journal (see run.keep_trajectories)"
-            )
+            left = f"those of {self.left} groups were removed from the journal (see run.keep_trajectories)"
+            lines.append(f"trajectories: {left}")
         lines += [f"FAULT {fault}" for fault in self.faults]
         lines.append("balanced" if self.balanced else "NOT BALANCED")
         return lines
@@ -187,10 +185,8 @@ def _differences(
         yield f"keeps the rewards {rewards}, which give no advantage"
     written = [made.unpack().versions[0] for made, _ in kept.values()]
     oldest = min((opened.policy.version if each is None else each for each in written), default=row.oldest)
-    for what, ours, theirs in (
-        ("rewards", rewards, row.rewards),
-        ("staleness", version - oldest, version - row.oldest),
-    ):
+    compared = ("rewards", rewards, row.rewards), ("staleness", version - oldest, version - row.oldest)
+    for what, ours, theirs in compared:
         if ours != theirs:
             yield f"{what} {ours} by its tokens and judgements, {theirs} by the filter"
 
@@ -223,11 +219,8 @@ def _delivered(journal: Journal) -> tuple[dict[str, int], dict[str, int], list[s
 
 def audit(directory: Path) -> Audit:
     """Balance and recompute the journal of a run directory. Raises JournalError when there is none."""
-    journal = read_journal(directory)
-    try:
+    with closing(read_journal(directory)) as journal:
         return audit_journal(journal, stored_decoder())
-    finally:
-        journal.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,13 +246,10 @@ def deep_audit(directory: Path) -> DeepAudit:
     """Read a run directory again. Raises JournalError when the journal cannot be read at all."""
     under_way = in_use(directory)
     notes = ["the run is under way: journal and checkpoints were not compared"] if under_way else []
-    journal = read_journal(directory)
-    try:
+    with closing(read_journal(directory)) as journal:
         rows, faults = journal.verify()
         if not under_way:
             faults += faults_between(directory, journal)
-    finally:
-        journal.close()
     folders = sorted(path for name in ("best-*", "version-*") for path in (directory / CHECKPOINTS).glob(name))
     for folder in folders:
         try:

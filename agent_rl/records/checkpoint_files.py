@@ -1,7 +1,4 @@
-"""Read and verify the files of a checkpoint: its position, and whether each file is as it was written.
-
-No torch needed.
-"""
+"""Read and verify the files of a checkpoint, without torch: its position, and whether each file is as written."""
 
 from __future__ import annotations
 

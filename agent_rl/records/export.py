@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
@@ -57,10 +57,7 @@ PARQUET = {
     "generator": "string",
     "seconds": "float64",
 }
-"""The type of each column. A final ``s`` means a list.
-
-``json`` means a JSON text, since a tool's arguments have any shape.
-"""
+"""The type of each column. A final ``s``: a list; ``json``: a JSON text, since a tool's arguments have any shape."""
 
 
 class ExportError(Exception):
@@ -78,12 +75,8 @@ class Exported:
 
     def lines(self) -> list[str]:
         """For people."""
-        lines = [f"{self.file}: {self.rows:,} trajectories of {self.groups:,} groups"]
-        if self.left:
-            lines.append(
-                f"the journal no longer holds the trajectories of {self.left:,} more groups (see run.keep_trajectories)"
-            )
-        return lines
+        left = f"the journal no longer holds the trajectories of {self.left:,} more groups (see run.keep_trajectories)"
+        return [f"{self.file}: {self.rows:,} trajectories of {self.groups:,} groups", *([left] if self.left else [])]
 
 
 def export(directory: Path, decode: Decode, form: Format, file: Path | None = None, *, right: bool = False) -> Exported:
@@ -93,8 +86,7 @@ def export(directory: Path, decode: Decode, form: Format, file: Path | None = No
     Raises JournalError, ExportError and DiskError.
     """
     exported = Exported(file or directory / f"trajectories.{form}")
-    journal = read_journal(directory)
-    try:
+    with closing(read_journal(directory)) as journal:
         with whole(exported.file) as partial, WRITERS[form](partial) as write:
             for group in journal.group_ids():
                 rows = [row for row in _rows(journal, group, decode, apart=right) if not right or _is_right(row)]
@@ -103,8 +95,6 @@ def export(directory: Path, decode: Decode, form: Format, file: Path | None = No
                 for row in rows:
                     write(row)
         exported.left = journal.left()
-    finally:
-        journal.close()
     return exported
 
 
@@ -169,10 +159,7 @@ def _parquet(path: Path) -> Iterator[Callable[[Row], None]]:
         from pyarrow import parquet
     except ImportError as error:
         raise ExportError("parquet needs pyarrow: pip install 'agent-rl[parquet]', or take --format jsonl") from error
-    types = {
-        "json": pa.string(),
-        **{f"{n}s": pa.list_(getattr(pa, n)()) for n in ("int32", "uint8", "float32")},
-    }
+    types = {"json": pa.string(), **{f"{n}s": pa.list_(getattr(pa, n)()) for n in ("int32", "uint8", "float32")}}
     schema = pa.schema([(name, types.get(kind) or getattr(pa, kind)()) for name, kind in PARQUET.items()])
     texts = [name for name, kind in PARQUET.items() if kind == "json"]
     batch: list[Row] = []

@@ -24,7 +24,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -98,7 +98,11 @@ def _contents(path: Path) -> str:
         with path.open("rb") as file:
             return f"{path.name} {hashlib.file_digest(file, 'sha256').hexdigest()[:16]}"
     except OSError as error:
-        raise RunRefused(f"{path} cannot be read ({error.strerror}); see to its disk and its permissions") from error
+        raise RunRefused(_unreadable(path, error)) from error
+
+
+def _unreadable(path: Path, error: OSError) -> str:
+    return f"{path} cannot be read ({error.strerror}); see to its disk and its permissions"
 
 
 def started_otherwise(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
@@ -128,18 +132,14 @@ def remember(topology: Topology, directory: Path, base: Path | None = None) -> s
         try:
             before: Any = read_json(path)
         except OSError as error:
-            raise RunRefused(
-                f"{path} cannot be read ({error.strerror}); see to its disk and its permissions"
-            ) from error
+            raise RunRefused(_unreadable(path, error)) from error
         except ValueError:
             before = None
         if not isinstance(before, dict):
             said = f"{path} was not readable, and is written again: the journal holds the same settings"
             before = {}
-        elsewhere = {key: value for key, value in before.items() if key.startswith("data of ") and key not in data}
-        now |= elsewhere
-        fault = started_otherwise(path, before, now)
-        if fault is not None:
+        now |= {key: value for key, value in before.items() if key.startswith("data of ") and key not in data}
+        if fault := started_otherwise(path, before, now):
             raise RunRefused(fault)
         if now.keys() == before.keys():
             return said
@@ -215,15 +215,10 @@ class Known:
 
 def known(journal: Journal) -> Known:
     """Read a journal's side of the comparison. Raises JournalError when the journal cannot be read."""
-    kept_from = journal.fact("kept_from")
-    return Known(
-        journal.path,
-        journal.fact("run") or "",
-        int(journal.fact("stage") or 0) if journal.fact("stage") is not None else -1,
-        journal.last_step(),
-        None if kept_from is None else int(kept_from),
-        frozenset(journal.evaluations()),
-    )
+    run, stage, kept_from = (journal.fact(name) for name in ("run", "stage", "kept_from"))
+    start = None if kept_from is None else int(kept_from)
+    evaluated = frozenset(journal.evaluations())
+    return Known(journal.path, run or "", -1 if stage is None else int(stage), journal.last_step(), start, evaluated)
 
 
 def disagreement(journal: Known, checkpoint: Saved | None, kinds: Sequence[str]) -> str | None:
@@ -315,7 +310,7 @@ def check_history(directory: Path, topology: Topology, hosts: Sequence[str] | No
                 f"Put the journal back (with {JOURNAL}-wal, if there is one), {ELSEWHERE}"
             )
         return []
-    try:
+    with closing(journal):
         if hosts is not None:
             journal.check_structure()
             if lost := journal.lost_steps():
@@ -324,8 +319,6 @@ def check_history(directory: Path, topology: Topology, hosts: Sequence[str] | No
         recorded = journal.record_count()
         before = json.loads(journal.fact(MADE_WITH) or "{}")
         short = list(_short_stages(journal, knows.stage, topology))
-    finally:
-        journal.close()
     if otherwise := started_otherwise(path, before, made_with(topology)):
         raise JournalError(otherwise)
     if topology.main_host in here:
@@ -333,7 +326,8 @@ def check_history(directory: Path, topology: Topology, hosts: Sequence[str] | No
         strangers = [each for each in saved if each.mark.run and knows.run and each.mark.run != knows.run]
         newest = strangers[-1] if strangers else saved[-1] if saved else None
         fault = disagreement(knows, newest, kinds)
-        if fault is not None and (newest is not None or not _any_folder(directory)):
+        damaged = newest is None and any((directory / CHECKPOINTS).glob("version-*"))  # the learner names the file
+        if fault is not None and not damaged:
             raise JournalError(fault)
     # This check is last, since its remedy (moving the rows away) helps only where nothing else is wrong.
     if rows > recorded:
@@ -380,16 +374,10 @@ def checkpoints(directory: Path) -> list[Saved]:
     """The readable checkpoints of a run directory, oldest first."""
     found = []
     for path in sorted((directory / CHECKPOINTS).glob("version-*")):
-        state = read_state(path)
-        if state is not None:
+        if state := read_state(path):
             position, extra = state
             found.append(Saved(f"{CHECKPOINTS}/{path.name}", position, Mark.of(extra)))
     return found
-
-
-def _any_folder(directory: Path) -> bool:
-    """Whether there is any checkpoint, damaged ones included: the learner names the damaged file."""
-    return any((directory / CHECKPOINTS).glob("version-*"))
 
 
 def _row_count(path: Path) -> int:

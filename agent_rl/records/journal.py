@@ -66,10 +66,7 @@ DECODER = "actors.roc_filter.replay"
 
 
 class Stored(NamedTuple):
-    """A trajectory as the journal returns it.
-
-    ``judgement`` is None while the trajectory is not judged; some never are.
-    """
+    """A trajectory as the journal returns it. ``judgement`` is None while it is not judged; some never are."""
 
     sample: int
     attempt: int
@@ -143,18 +140,9 @@ class Journal(Retention):
             self._put_group(row)
 
     def add_trajectory(
-        self,
-        group: str,
-        sample: int,
-        attempt: int,
-        status: str,
-        payload: bytes,
-        judgement: Judgement | None = None,
+        self, group: str, sample: int, attempt: int, status: str, payload: bytes, judgement: Judgement | None = None
     ) -> None:
-        """Record a trajectory of an open group; its judgement may follow.
-
-        A second trajectory of the same attempt is ignored.
-        """
+        """Record a trajectory of an open group; its judgement may follow. A second one of an attempt is ignored."""
         row = self.group(group)
         if row is None or row.state != "open":
             raise JournalError(f"{self.path}: a trajectory of {group}, which is not open, cannot be added")
@@ -169,10 +157,9 @@ class Journal(Retention):
             self._put_trajectory(replace(row, judgement=judgement))
 
     def _trajectory(self, group: str, sample: int, attempt: int) -> TrajectoryRow | None:
-        known = self._open_groups.get(group)
-        if known is None:
-            return self._get(TrajectoryRow, group, sample, attempt)
-        return known.trajectories.get((sample, attempt))
+        if known := self._open_groups.get(group):
+            return known.trajectories.get((sample, attempt))
+        return self._get(TrajectoryRow, group, sample, attempt)
 
     def _put_trajectory(self, row: TrajectoryRow) -> None:
         self._put(row)
@@ -286,10 +273,8 @@ class Journal(Retention):
             version, stage, trained=False, skipped=False, groups=tuple(groups), decided=tuple(decided), figures=figures
         )
         self._put(step)
-        for group in decided:
-            row = self.group(group)
-            if row is not None:
-                self._put_group(replace(row, step=version), row)
+        for row in filter(None, map(self.group, decided)):
+            self._put_group(replace(row, step=version), row)
         self._begin_segment(TRAIN)
 
     def step_trained(self, version: int, figures: TrainingFigures, *, dropped_for: str = "") -> bool:
@@ -308,9 +293,8 @@ class Journal(Retention):
             self._taken[not step.groups, bool(dropped_for)] += 1
             if step.trained:
                 self._taken[not step.groups, step.skipped] -= 1
-        for group in step.groups:
-            row = self.group(group)
-            if row is not None and row.state in {"ready", "trained"}:
+        for row in filter(None, map(self.group, step.groups)):
+            if row.state in {"ready", "trained"}:
                 state = "dropped" if dropped_for else "trained"
                 self._put_group(replace(row, state=state, reason=dropped_for), row)
         return not step.trained
@@ -367,10 +351,7 @@ class Journal(Retention):
     # Evaluations ------------------------------------------------------------------------------------------------------
 
     def add_evaluation(self, evaluation: Evaluation, figures: EvaluationFigures) -> bool:
-        """Record a result; False when it was recorded before.
-
-        Trajectories of an evaluation within an rl stage may then leave.
-        """
+        """Record a result; False when it was recorded before. Trajectories of an interim evaluation may then leave."""
         stage, at_step = evaluation.stage, evaluation.at_step
         if at_step is None:
             known = stage in self.evaluations()
@@ -474,15 +455,9 @@ class Journal(Retention):
 
     def judged(self, stage: int) -> dict[str, float]:
         """How many rollouts of each evaluated group of a stage succeeded."""
-        return {
-            group: float(
-                sum(
-                    each.judgement is not None and each.judgement.success
-                    for each in self._select(TrajectoryRow, group_id=group)
-                )
-            )
-            for (group,) in self._scan(GroupRow, ("id",), stage=stage, state="evaluated")
-        }
+        evaluated = [group for (group,) in self._scan(GroupRow, ("id",), stage=stage, state="evaluated")]
+        judged = {group: filter(None, self.outlines(group).values()) for group in evaluated}
+        return {group: float(sum(judgement.success for judgement in found)) for group, found in judged.items()}
 
     def sampled(self, stage: int) -> list[SampledRow]:
         """What a select stage has counted so far, by number."""
@@ -498,11 +473,9 @@ class Journal(Retention):
 
     def kept_problems(self, stage: int) -> dict[str, tuple[str, ...]] | None:
         """The ids of the problems that a select stage keeps, by environment; None while it has no result."""
-        result = self.selection(stage)
-        if result is None:
+        if (result := self.selection(stage)) is None:
             return None
-        numbers = set(result.kept)
-        found: dict[str, list[str]] = {}
+        numbers, found = set(result.kept), dict[str, list[str]]()
         for number, environment, problem in self._scan(SampledRow, ("number", "environment", "problem"), stage=stage):
             if number in numbers:
                 found.setdefault(environment, []).append(problem)
@@ -585,10 +558,7 @@ def open_journal(directory: Path) -> Journal:
 
 
 def read_journal(directory: Path) -> Journal:
-    """Open the journal of a run directory for reading; the run may be under way.
-
-    Raises JournalError when there is none.
-    """
+    """Open the journal of a run directory, which may be under way, for reading. Raises JournalError without one."""
     path = directory / JOURNAL
     if not path.is_file():
         raise JournalError(f"{path}: no journal here; give the directory of a run")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
@@ -169,13 +169,8 @@ class Run:
         self.timeline = Rows(Moment, self._timeline)
         self.alarms = Rows(Held, self._alarms)
 
-    @contextmanager
-    def _journal(self) -> Iterator[Journal]:
-        journal = read_journal(self.directory)
-        try:
-            yield journal
-        finally:
-            journal.close()
+    def _journal(self) -> closing[Journal]:
+        return closing(read_journal(self.directory))
 
     @property
     def state(self) -> str:
@@ -192,10 +187,7 @@ class Run:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """All settings by dotted key, without secrets.
-
-        Those that must not change, where the directory was copied without its topology files.
-        """
+        """All settings by dotted key, without secrets; those that must not change, in a copy without topology files."""
         files = sorted(self.directory.glob("topology.*.toml"))
         if files:
             return dict(_flat(redacted(tomllib.loads(files[0].read_text(encoding="utf-8")))))

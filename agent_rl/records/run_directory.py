@@ -36,10 +36,8 @@ def is_supervised(directory: Path, host: str) -> bool:
 
 def in_use(directory: Path) -> bool:
     """Whether a supervisor of any host holds the run directory now."""
-    hosts = (
-        path.name.removeprefix("supervisor.").removesuffix(".lock") for path in directory.glob("supervisor.*.lock")
-    )
-    return any(is_supervised(directory, host) for host in hosts)
+    names = (path.name for path in directory.glob("supervisor.*.lock"))
+    return any(is_supervised(directory, name.removeprefix("supervisor.").removesuffix(".lock")) for name in names)
 
 
 def _locked(file: IO[bytes], kind: int) -> bool:
@@ -166,10 +164,7 @@ def summary_file(directory: Path) -> SummaryFile | None:
 
 
 END = "end.json"
-"""Says why the newest start of the run stopped early.
-
-The file is missing while a run is under way and after success.
-"""
+"""Says why the newest start of the run stopped early. It is missing while a run is under way and after success."""
 
 
 def record_end(directory: Path, exit_code: int, reason: str) -> None:
@@ -266,8 +261,5 @@ def read_epoch() -> float:
 
 
 def run_clock(epoch: float) -> Callable[[], float]:
-    """A clock of seconds since the epoch.
-
-    All processes of a start use one ``epoch``, so setting the clock has no effect.
-    """
+    """A clock of seconds since the epoch. A start has one ``epoch``, so that setting the clock has no effect."""
     return lambda: time.monotonic() + epoch

@@ -190,14 +190,11 @@ def shown_figures(step: StepRow) -> StepFigures:
 
 def rebuild(directory: Path) -> None:
     """Write ``metrics.jsonl`` and ``summary.json`` again from the journal. Raises JournalError and DiskError."""
-    journal = read_journal(directory)
-    try:
+    with contextlib.closing(read_journal(directory)) as journal:
         if journal.fact(MADE_WITH) is None:
             raise JournalError(f"{journal.path} holds no run: put the run's journal back")
         rows = journal.records()
         _write_summary(directory, journal)
-    finally:
-        journal.close()
     _write_rows(directory, rows)
     if stopped := read_end(directory):
         add_end(directory, json.loads((directory / SUMMARY).read_text(encoding="utf-8")), stopped)

@@ -44,8 +44,7 @@ REASONS = {
 def summary(directory: Path, journal: Journal) -> dict[str, Any]:
     """The run so far: figures by name, and ``remarks``. Seconds are wall-clock time of running."""
     audit, steps = audit_journal(journal), [step for step in journal.steps() if step.trained]
-    evaluations, memory_kills = journal.evaluations(), read_memory_kills(directory)
-    kinds = kinds_of(journal)
+    evaluations, memory_kills, kinds = journal.evaluations(), read_memory_kills(directory), kinds_of(journal)
     seconds = float(journal.fact(SECONDS) or 0.0)
     rl_seconds = sum(fact_of(journal, STAGE_SECONDS, stage) for stage, kind in enumerate(kinds) if kind == "rl")
     sft_steps, sft_skipped = (
@@ -151,16 +150,11 @@ def remarks(summary: Mapping[str, Any], evaluations: Iterable[EvaluationFigures]
         counts = {name: count for name, count in summary.items() if name.startswith("groups_dropped_")}
         most = max(counts, key=lambda name: counts[name])
         reason = most.removeprefix("groups_dropped_")
-        all_of = f"{counts[most]:,} of {opened:,} groups were dropped for {REASONS.get(reason, reason)}"
-        sentences.append(
-            f"all {opened:,} groups were dropped for {REASONS.get(reason, reason)}"
-            if counts[most] == opened
-            else all_of
-        )
-    if steps and without == steps:
-        sentences.append(f"no update was made in {without:,} of {steps:,} steps: nothing was learnt")
-    elif without:
-        sentences.append(f"no update was made in {without:,} of {steps:,} steps")
+        share = "all" if counts[most] == opened else f"{counts[most]:,} of"
+        sentences.append(f"{share} {opened:,} groups were dropped for {REASONS.get(reason, reason)}")
+    if without:
+        learnt = ": nothing was learnt" if without == steps else ""
+        sentences.append(f"no update was made in {without:,} of {steps:,} steps{learnt}")
     for name, kind in (("steps_skipped", "steps"), ("sft_steps_skipped", "supervised steps")):
         if summary.get(name):
             sentences.append(f"{summary[name]:,} {kind} were skipped: their loss or gradient was not finite")
@@ -171,9 +165,8 @@ def remarks(summary: Mapping[str, Any], evaluations: Iterable[EvaluationFigures]
             'on_stale = "wait" does not'
         )
     if damaged := summary.get("checkpoints_damaged"):
-        one = damaged == 1
         sentences.append(
-            f"{damaged:,} damaged checkpoint{' was' if one else 's were'} skipped and renamed to "
+            f"{damaged:,} damaged checkpoint{' was' if damaged == 1 else 's were'} skipped and renamed to "
             "checkpoints/damaged-*; the learner's log names the file and the fault"
         )
     for figures in evaluations:

@@ -154,13 +154,8 @@ def _trial(cls: Any, topology: Any, settings: BaseModel) -> Iterator[str]:
 
 
 TURNS = (
-    "",
-    "So be it.",
-    "<tool_call>",
-    "<tool_call>{}</tool_call>",
-    "```python",
-    "```python\n1/0\n```",
-    "\x00<|end|>\u2028" * 9,
+    *("", "So be it.", "<tool_call>", "<tool_call>{}</tool_call>"),
+    *("```python", "```python\n1/0\n```", "\x00<|end|>\u2028" * 9),
 )
 """Texts a model may write in a turn, for trying a format on."""
 

@@ -142,28 +142,20 @@ def needs(topology: Topology) -> list[str]:
     kept = steps_kept(topology)
     most = max(stages, key=lambda stage: stage.memory)
     written = max(stages, key=lambda stage: stage.sampled * stage.tokens)
-    disk = kept * written.sampled * written.tokens * JOURNAL_BYTES
+    disk = size_text(kept * written.sampled * written.tokens * JOURNAL_BYTES)
+    groups = f"{most.steps * most.groups:,} groups = {most.steps} steps of {most.groups:,}"
+    of = "the learner for trajectories, and of the filter while the learner does not take them"
+    held = f"{most.steps} steps x {most.trained:,} rollouts x {most.tokens:,} tokens x {MEMORY_BYTES} bytes"
+    stored = f"{kept:,} steps kept x {written.sampled:,} rollouts x {written.tokens:,} tokens x {JOURNAL_BYTES} bytes"
+    run = topology.run
+    replay = f"run.keep_checkpoints {run.keep_checkpoints} x run.checkpoint_every {run.checkpoint_every}"
     return [
         "needs at most, where every response is as long as its stage allows:",
-        (
-            f"  open at once: {most.steps * most.groups:,} groups = {most.steps} steps of {most.groups:,}, "
-            f"{most.steps * most.rollouts:,} rollouts"
-        ),
-        (
-            "  memory of the learner for trajectories, and of the filter while the learner does not take them: "
-            f"{size_text(most.memory)} = {most.steps} steps x {most.trained:,} rollouts x {most.tokens:,} tokens "
-            f"x {MEMORY_BYTES} bytes"
-        ),
+        f"  open at once: {groups}, {most.steps * most.rollouts:,} rollouts",
+        f"  memory of {of}: {size_text(most.memory)} = {held}",
         *_reference_needs(topology),
-        (
-            f"  disk for the journal: {size_text(disk)} = {kept:,} steps kept x {written.sampled:,} rollouts "
-            f"x {written.tokens:,} tokens x {JOURNAL_BYTES} bytes; {_free(topology.run.directory)}"
-        ),
-        (
-            f"  steps kept: run.keep_trajectories = {topology.run.keep_trajectories!r}, run.keep_checkpoints "
-            f"{topology.run.keep_checkpoints} x run.checkpoint_every {topology.run.checkpoint_every}, "
-            "and the steps that are open"
-        ),
+        f"  disk for the journal: {disk} = {stored}; {_free(run.directory)}",
+        f"  steps kept: run.keep_trajectories = {run.keep_trajectories!r}, {replay}, and the steps that are open",
     ]
 
 

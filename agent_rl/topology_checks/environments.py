@@ -16,7 +16,7 @@ from heapq import nsmallest
 from itertools import islice
 from math import isfinite
 from pathlib import Path
-from typing import NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 from pydantic import ValidationError
 
@@ -217,9 +217,8 @@ def _prompts(
 
     Data with the text of control tokens is added to ``noted``.
     """
-    response = max(
-        (stage.max_response_tokens for stage in topology.stages if not isinstance(stage, SftStage)), default=0
-    )
+    responses = (stage.max_response_tokens for stage in topology.stages if not isinstance(stage, SftStage))
+    response = max(responses, default=0)
     try:
         tokenizer, length, key, remedy = _limit(topology, base)
         if tokenizer is None:
@@ -259,17 +258,24 @@ def _prompts(
 
 def _rendered_rows(topology: Topology, base: Path, chat: ChatFormat) -> Iterator[Finding]:
     """The first row of each stage that the template renders in another way than it says."""
+    for place, rows in _rows_of_stages(topology, base, RENDERED):
+        for where, row in rows:
+            try:
+                with suppress(NoConversation):
+                    sequences(chat, *conversation(row))
+            except PromptError as error:
+                yield Finding(place, f"{where}: {error}")
+                break
+
+
+def _rows_of_stages(topology: Topology, base: Path, number: int) -> Iterator[tuple[KeyPath, list[tuple[str, Any]]]]:
+    """The first rows, each with its place, of each stage that reads conversations, with the key of the stage's data."""
     for index, stage in enumerate(topology.stages):
-        if not isinstance(stage, SftStage) or not stage.data:
-            continue
-        with suppress(TaskError):  # try_conversations says it
-            for where, row in first_rows(stage.data, base, RENDERED):
-                try:
-                    with suppress(NoConversation):
-                        sequences(chat, *conversation(row))
-                except PromptError as error:
-                    yield Finding(("stages", index, "data"), f"{where}: {error}")
-                    break
+        if isinstance(stage, SftStage) and stage.data:
+            rows: list[tuple[str, Any]] = []
+            with suppress(TaskError):  # try_conversations says it
+                rows.extend(first_rows(stage.data, base, number))
+            yield ("stages", index, "data"), rows
 
 
 def _untrained_notes(topology: Topology, chat: ChatFormat, environments: Environments) -> Iterator[Finding]:
@@ -286,12 +292,10 @@ def _untrained_notes(topology: Topology, chat: ChatFormat, environments: Environ
     with suppress(Unreadable, HubError):  # model_findings says it
         if found := untrained(described_model(topology.model.path).directory, written):
             texts = [chat.decode([token]) for token in found]
-            message = (
-                f"it never learned {', '.join(texts)}: their rows are those of {max(found.values()):,} other tokens"
-            )
+            rows = f"their rows are those of {max(found.values()):,} other tokens"
             remedy = 'give the generators a chat_format in plain text, as "fenced", or the tokens rows of their own: '
             remedy += f"agent-rl model spell {topology.model.path} --out DIR {shlex.join(texts)}"
-            yield Finding(("model", "path"), message, remedy)
+            yield Finding(("model", "path"), f"it never learned {', '.join(texts)}: {rows}", remedy)
 
 
 def _control_notes(topology: Topology, base: Path, chat: ChatFormat, tasks: MixedTasks) -> Iterator[Finding]:
@@ -303,12 +307,8 @@ def _control_notes(topology: Topology, base: Path, chat: ChatFormat, tasks: Mixe
             listed = (*problems.trained, *problems.held_out)
             found = [each.id for each in listed if chat.spells_out([{"role": "user", "content": each.text}])]
             looked["environments", names.index(name)] = "problem", found, len(listed)
-    for index, stage in enumerate(topology.stages):
-        if isinstance(stage, SftStage) and stage.data:
-            with suppress(TaskError):  # try_conversations says it
-                rows = list(first_rows(stage.data, base, CONVERSATIONS))
-                found = [where for where, row in rows if spells_out(chat, row)]
-                looked["stages", index, "data"] = "conversation", found, len(rows)
+    for place, rows in _rows_of_stages(topology, base, CONVERSATIONS):
+        looked[place] = "conversation", [where for where, row in rows if spells_out(chat, row)], len(rows)
     for place, (what, found, count) in looked.items():
         if found:
             message = f"{len(found)} of {count_of(count, what)} hold the text of a control token, as {found[0]!r:.80}"
@@ -318,21 +318,17 @@ def _control_notes(topology: Topology, base: Path, chat: ChatFormat, tasks: Mixe
 def _call_notes(topology: Topology, base: Path, environments: Environments) -> Iterator[Finding]:
     """Which of the first conversations of each stage teach calls that rollouts cannot make."""
     offered = {name for box in environments.toolboxes.values() for name in box}
-    for index, stage in enumerate(topology.stages):
-        if not isinstance(stage, SftStage) or not stage.data:
-            continue
+    for place, rows in _rows_of_stages(topology, base, CONVERSATIONS):
         no_parser: list[str] = []
         unknown: dict[str, str] = {}
         beside: dict[str, tuple[str, str]] = {}
-        with suppress(TaskError):  # try_conversations says it
-            for where, row in first_rows(stage.data, base, CONVERSATIONS):
-                with suppress(NoConversation):
-                    messages, tools = conversation(row)
-                    beside |= {name: (where, text) for name, text in unread_fields(row).items()}
-                    no_parser += [where] if tool_turn_without_call(messages) else []
-                    if not tools and messages[0]["role"] != "system":  # which may list tools of its own
-                        unknown |= dict.fromkeys(called_tools(messages) - offered, where)
-        place: KeyPath = ("stages", index, "data")
+        for where, row in rows:
+            with suppress(NoConversation):
+                messages, tools = conversation(row)
+                beside |= {name: (where, text) for name, text in unread_fields(row).items()}
+                no_parser += [where] if tool_turn_without_call(messages) else []
+                if not tools and messages[0]["role"] != "system":  # which may list tools of its own
+                    unknown |= dict.fromkeys(called_tools(messages) - offered, where)
         if no_parser:
             message = f"{count_of(len(no_parser), 'conversation')} with calls that no parser reads, as {no_parser[0]!r}"
             yield Finding(place, message, "rollouts would not run them; `agent-rl data sft` leaves such rows out")

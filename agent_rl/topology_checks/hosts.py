@@ -35,10 +35,7 @@ def raise_descriptor_limit() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """The needs of one process.
-
-    A peer that sends to it costs a connection; a target costs a connection and a socket.
-    """
+    """What one process needs. A peer that sends to it costs a connection; a target a connection and a socket."""
 
     node: str
     senders: int

@@ -134,16 +134,11 @@ def _fragmentation(shape: Shape, training: Training, where: str, activations: in
 def _state(shape: Shape, training: Training, where: str) -> Iterator[Need]:
     count, width = shape.weights, training.width
     if training.shard > 1:
-        part = f"{count:,} weights / {training.shard} ranks"
-        yield Need(where, "weights, float32", 4 * count // training.shard, f"{part} x 4 bytes")
-        yield Need(where, "gradients", 4 * count // training.shard, f"{part} x 4 bytes")
-        yield Need(where, "moments", 8 * count // training.shard, f"{part} x 8 bytes")
-        return
-    yield Need(where, "weights", width * count, f"{count:,} weights x {width} bytes")
-    if width == 2:
-        yield Need(where, "float32 copies", 4 * count, f"{count:,} weights x 4 bytes")
-    yield Need(where, "gradients", 4 * count, f"{count:,} weights x 4 bytes")
-    yield Need(where, "moments", 8 * count, f"{count:,} weights x 8 bytes")
+        held, part = {"weights, float32": 4}, f" / {training.shard} ranks"
+    else:
+        held, part = {"weights": width} | ({"float32 copies": 4} if width == 2 else {}), ""
+    for what, each in (held | {"gradients": 4, "moments": 8}).items():
+        yield Need(where, what, each * count // training.shard, f"{count:,} weights{part} x {each} bytes")
 
 
 def _logits(shape: Shape, training: Training, where: str) -> Need:
@@ -176,18 +171,12 @@ def _backward(shape: Shape, training: Training, where: str, layer: int, embeddin
     return Need(where, "a layer's backward pass", size, how)
 
 
-def config_of(name: str) -> Mapping[str, Any] | None:
-    """What config.json of a model directory or of a hub name says; None where it cannot be read."""
-    try:
-        return described_model(name).config
-    except (HubError, Unreadable):
-        return None
-
-
 def shape_of(topology: Topology) -> Shape | None:
     """The shape of the topology's model; None where it is made here, or cannot be read, or is of another kind."""
-    config = None if topology.model.path is None else config_of(topology.model.path)
-    return None if config is None else Shape.of(config)
+    try:
+        return None if topology.model.path is None else Shape.of(described_model(topology.model.path).config)
+    except (HubError, Unreadable):
+        return None
 
 
 def plan(topology: Topology) -> list[Need]:
@@ -272,10 +261,8 @@ def _generator(topology: Topology, shape: Shape, width: int) -> Iterator[Need]:
         yield Need(where, "KV cache", 0, f"what gpu_memory_utilization leaves, at {each}{divided}")
     else:
         rows = int(entry.settings.get("max_rollouts", 64))
-        response = max(
-            (stage.max_response_tokens for stage in topology.stages if not isinstance(stage, SftStage)), default=0
-        )
-        longest = min(shape.length, response + PROMPT)
+        responses = (stage.max_response_tokens for stage in topology.stages if not isinstance(stage, SftStage))
+        longest = min(shape.length, max(responses, default=0) + PROMPT)
         how = f"{BOUND}{rows} rollouts x {longest:,} tokens, {PROMPT:,} of them for a prompt, x {each}"
         yield Need(where, "KV cache", rows * longest * token, how)
 
@@ -295,9 +282,8 @@ def _in_turns(topology: Topology, learner: Sequence[Need], generator: Sequence[N
     how = f"all of the engine{rest}; of the learner weights and moments: {stays / MIB:,.0f} MiB"
     yield Need(IN_TURNS, "while the engine writes", writes, how)
     if on_gpu:
-        yield Need(
-            f"host {topology.main_host}", "memory: weights of a sleeping engine", weights, "of each engine's GPU"
-        )
+        asleep_on = f"host {topology.main_host}"
+        yield Need(asleep_on, "memory: weights of a sleeping engine", weights, "of each engine's GPU")
 
 
 def _at_once(topology: Topology, learner: Sequence[Need], generator: Sequence[Need]) -> Iterator[Need]:
@@ -316,12 +302,8 @@ def memory_findings(topology: Topology, facts: Facts) -> Iterator[Finding]:
 
 def _here(topology: Topology, facts: Facts) -> list[str]:
     """The hosts that are this machine, as far as that is known."""
-    used = topology.hosts_in_use
-    return [
-        name
-        for name in used
-        if facts.is_here(topology, name) and not (facts.elsewhere and topology.hosts[name].gpus is not None)
-    ]
+    here = [name for name in topology.hosts_in_use if facts.is_here(topology, name)]
+    return [name for name in here if not (facts.elsewhere and topology.hosts[name].gpus is not None)]
 
 
 def memory_warnings(topology: Topology, machine: Machine) -> Iterator[Finding]:

@@ -26,10 +26,7 @@ PLACE = ("model", "path")
 
 
 def model_findings(topology: Topology, facts: Facts) -> Iterator[Finding]:
-    """What is wrong with the directory that ``model.path`` names, or with what the hub says of that name.
-
-    And with the chat template that the topology names.
-    """
+    """What is wrong with the directory or hub name of ``model.path``, and with the chat template that is named."""
     yield from _template_findings(topology, facts.base)
     name = topology.model.path
     if name is None:
@@ -152,10 +149,8 @@ def _too_long(topology: Topology, length: int, where: str) -> Iterator[Finding]:
     """The first stage whose responses are longer than any sequence of the model."""
     for index, stage in enumerate(topology.stages):
         if not isinstance(stage, SftStage) and stage.max_response_tokens > length:
-            message = (
-                f"asks for {stage.max_response_tokens} tokens of a response, and a sequence has {length}, "
-                f"its prompt included ({where})"
-            )
+            asked = f"asks for {stage.max_response_tokens} tokens of a response"
+            message = f"{asked}, and a sequence has {length}, its prompt included ({where})"
             remedy = "lower it, or take a model with longer sequences"
             yield Finding(("stages", index, "max_response_tokens"), message, remedy)
             return

@@ -34,13 +34,11 @@ def placement_findings(topology: Topology, facts: Facts) -> Iterator[Finding]:
     How many GPUs a host has is known where the file says it, and of this machine.
     """
     yield from _counts(topology)
-    for each in conflicts(placement(topology)):
-        message = (
-            f"GPU {each.gpu} of host {each.host} is that of {each.first.actor} and of {each.second.actor}: two models "
-            "in its memory"
-        )
+    for gpu, first, second in conflicts(placement(topology)):
+        both = f"{first.actor} and of {second.actor}"
+        message = f"GPU {gpu} of host {first.host} is that of {both}: two models in its memory"
         remedy = 'name another, as in "cuda:1", or write share = "time" in both tables, or "space" where both fit'
-        yield Finding(("actors", each.second.role, "settings", "device"), message, remedy)
+        yield Finding(("actors", second.role, "settings", "device"), message, remedy)
         return  # further ones follow from it
     yield from _sharing(topology, facts)
     for name in topology.hosts_in_use:

@@ -8,7 +8,8 @@ contract of its role.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -56,7 +57,7 @@ class CheckedActor:
     role: str
     entry: ActorEntry
     cls: ActorClass
-    settings: BaseModel | None = field(default=None)
+    settings: BaseModel | None = None
 
 
 def check_topology(
@@ -300,8 +301,7 @@ def _two_of_one(actors: Mapping[str, CheckedActor]) -> Iterator[Finding]:
 
 
 def _circle(actors: Mapping[str, CheckedActor]) -> Iterator[Finding]:
-    cycle = find_cycle({role: _waits_for(actor) for role, actor in actors.items()})
-    if cycle:
+    if cycle := find_cycle({role: _waits_for(actor) for role, actor in actors.items()}):
         message = f"actors wait for each other in a circle: {' -> '.join(cycle)}"
         remedy = "a full queue would stop them all; break the circle, or wait in a task of its own"
         yield Finding(("actors", cycle[0], "links"), message, remedy)
@@ -319,22 +319,12 @@ def _waits_for(actor: CheckedActor) -> list[str]:
 
 def find_cycle(edges: Mapping[str, Iterable[str]]) -> list[str]:
     """A circle in a directed graph, as ``[a, b, a]``; empty when there is none."""
-    finished: set[str] = set()
-
-    def follow(node: str, way: list[str]) -> list[str]:
-        if node in way:
-            return [*way[way.index(node) :], node]
-        if node in finished:
-            return []
-        for target in edges.get(node, ()):
-            cycle = follow(target, [*way, node])
-            if cycle:
-                return cycle
-        finished.add(node)
-        return []
-
-    for node in edges:
-        cycle = follow(node, [])
-        if cycle:
-            return cycle
+    sorter: TopologicalSorter[str] = TopologicalSorter()
+    for node, targets in edges.items():
+        for target in targets:
+            sorter.add(target, node)
+    try:
+        sorter.prepare()
+    except CycleError as error:
+        return list(error.args[1])
     return []

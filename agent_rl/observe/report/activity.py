@@ -95,8 +95,7 @@ def activity(rows: Sequence[Moments]) -> Activity:
     by_role = len({name for row in rows for name in row.actors}) > MOST_LANES
     spans: list[Span] = []
     gaps: list[float] = []
-    at = 0.0
-    ended = -math.inf
+    at, ended = 0.0, -math.inf
     for row in rows:
         if spans and not -GAP_SECONDS < row.wall - row.seconds - ended <= GAP_SECONDS:  # negative: set back
             gaps.append(at)
@@ -107,8 +106,7 @@ def activity(rows: Sequence[Moments]) -> Activity:
         for name, of in actors.items() if by_role else ():  # processor time adds up
             means[name].cpu = sum(use.cpu for use in of)
         spans.append(Span(at, at + row.seconds, means))
-        at += row.seconds
-        ended = row.wall
+        at, ended = at + row.seconds, row.wall
     cores = [row.cores for row in rows if row.cores is not None]
     return Activity(tuple(spans), tuple(gaps), max(cores, default=None), tuple(row.wall for row in rows))
 

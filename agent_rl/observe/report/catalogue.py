@@ -158,15 +158,12 @@ class Catalogue:
         payloads = {(each.sample, each.attempt): each.payload for each in stored}
         changed = []
         for key, judgement in outlines.items():
-            row = known.rows.get(key)
-            if row is None and key in payloads:
-                row = known.rows[key] = self._row(known.row.id, key, payloads[key])
+            if key in payloads:  # of a new one
+                known.rows[key] = self._row(known.row.id, key, payloads[key])
                 self.count += 1
-                before = None
-            elif row is not None:
-                before = list(row)
-            else:
+            if (row := known.rows.get(key)) is None:
                 continue
+            before = None if key in payloads else list(row)
             if judgement is not None:
                 row[4:6] = judgement.success, judgement.reward
                 row[14] = judgement.answer[:SHOWN_ANSWER]

@@ -40,6 +40,7 @@ FATES = {
 """The fates of groups in words, with colours."""
 
 Figure = Callable[[Step], float | None]
+Floats = Sequence[float]
 
 
 class Panel(NamedTuple):
@@ -105,11 +106,7 @@ FATE_NOTE = (
 
 
 def line(
-    label: str,
-    values: Sequence[float],
-    colour: int,
-    low: Sequence[float] | None = None,
-    high: Sequence[float] | None = None,
+    label: str, values: Floats, colour: int, low: Floats | None = None, high: Floats | None = None
 ) -> dict[str, Any]:
     """A curve, with a band around it where there is one. NaN leaves a gap."""
     return {"label": label, "colour": colour, "values": values, "low": low, "high": high}
@@ -207,22 +204,13 @@ def panels(records: Records) -> dict[str, list[Chart]]:
     curves = {"all sampled rollouts": rewards, "those trained on, after resampling": kept}
     span = (0.0, 1.0) if all(0 <= reward <= 1 for reward in rewards if math.isfinite(reward)) else None
     by_environment = [{name: of.success for name, of in step.figures.environments.items()} for step in steps]
+    success, parts = _by_label(by_environment), _by_label([each.parts for each in sampled])
+    succeeded = "Share of the sampled rollouts that succeeded."
     charts = {
         "learning": [
             _panel(records, "Reward", curves, "Mean reward of the rollouts.", span=span),
-            _panel(
-                records,
-                "Success by environment",
-                _by_label(by_environment),
-                "Share of the sampled rollouts that succeeded.",
-                share=True,
-            ),
-            _panel(
-                records,
-                "Parts of the reward",
-                _by_label([each.parts for each in sampled]),
-                "Means of the parts that the judgements name.",
-            ),
+            _panel(records, "Success by environment", success, succeeded, share=True),
+            _panel(records, "Parts of the reward", parts, "Means of the parts that the judgements name."),
         ]
     }
     for section, title, unit, note, figures in PANELS:
@@ -235,9 +223,8 @@ def panels(records: Records) -> dict[str, list[Chart]]:
         "from step to step": [math.nan, *map(drawable, between)],
         "of them training": [drawable(step.training.train_seconds) for step in steps],
     }
-    charts["time"] = [
-        _panel(records, "Time of a step", curves, "The rest of a step's time the learner waits.", unit="s")
-    ]
+    waits = "The rest of a step's time the learner waits."
+    charts["time"] = [_panel(records, "Time of a step", curves, waits, unit="s")]
     return {section: [each for each in found if each["lines"]] for section, found in charts.items()}
 
 
@@ -285,6 +272,8 @@ def _by_step(
 ) -> Chart:
     places = places_of(len(records.steps))
     named = [f"step {p.start + 1}" if len(p) == 1 else f"steps {p.start + 1} to {p.stop}" for p in places]
+    names = [step.stage for step in records.steps]
+    stages = [(index + 0.5, name) for index, name in enumerate(names) if not index or names[index - 1] != name]
     return chart(
         title,
         lines,
@@ -292,16 +281,9 @@ def _by_step(
         [f"{name}: {said}" for name, said in zip(named, words, strict=True)],
         note=note,
         x_high=max(1, len(records.steps)),
-        boundaries=_boundaries(records),
+        boundaries=stages if len(stages) > 1 else [],
         **options,
     )
-
-
-def _boundaries(records: Records) -> list[tuple[float, str]]:
-    """The beginnings of RL stages, where there are several: (steps before, name)."""
-    names = [step.stage for step in records.steps]
-    stages = [(index + 0.5, name) for index, name in enumerate(names) if not index or names[index - 1] != name]
-    return stages if len(stages) > 1 else []
 
 
 def fate_totals(fates: Sequence[tuple[int | None, str, int]]) -> list[tuple[str, str, int, int]]:

@@ -21,6 +21,7 @@ ROLES = ("kv_scheduler", "rollout_generator", "tool_executor", "roc_filter", "le
 """The roles in the order in which a rollout passes them."""
 LATE_SECONDS = 10.0
 """A run under way whose newest row is older than this is shown as late."""
+ENDED = "The run does not run now: this is the last that was heard of it."
 Figures = Callable[[str, str], float]
 """The sum of a figure over the actors of a role; NaN where no actor reports it."""
 
@@ -54,12 +55,12 @@ def graph(row: Moments | None, wanted: Mapping[str, Wanted], *, under_way: bool)
         return (min(known) if name == "policy_version" else sum(known)) if known else math.nan
 
     age = time.time() - row.wall
-    late = under_way and age > LATE_SECONDS
-    state = "late" if late else "live" if under_way else "ended"
-    said = f"The newest row of the timeline is {duration(age)} old." if late else ""
+    state, note = ("live", "") if under_way else ("ended", ENDED)
+    if under_way and age > LATE_SECONDS:
+        state, note = "late", f"The newest row of the timeline is {duration(age)} old."
     return {
         "state": state,
-        "note": said or ("" if under_way else "The run does not run now: this is the last that was heard of it."),
+        "note": note,
         "roles": [
             {
                 "role": role,
@@ -134,8 +135,7 @@ def advice(shares: Mapping[str, TimeUse], step_seconds: float) -> str:
     if not learners or not math.isfinite(step_seconds) or step_seconds <= 0:
         return ""
     learner = max(learners, key=lambda share: share.busy)
-    idle = learner.waiting_in_all
-    a_step = f"A step takes {duration(step_seconds)}"
+    idle, a_step = learner.waiting_in_all, f"A step takes {duration(step_seconds)}"
     if learner.busy >= idle:
         saved = step_seconds * learner.busy / 2
         return (
@@ -143,14 +143,10 @@ def advice(shares: Mapping[str, TimeUse], step_seconds: float) -> str:
             f"{percent(idle)}. A learner twice as fast saves at most {percent(learner.busy)} ÷ 2 of it, "
             f"{duration(saved)} a step; more engines save at most {duration(step_seconds * idle)}."
         )
-    busiest = max(
-        (name for name in shares if role_of(name) not in {"learner", "kv_scheduler"}),
-        key=lambda name: shares[name].busy,
-        default="",
-    )
-    if not busiest:
+    others = {name: share.busy for name, share in shares.items() if role_of(name) not in {"learner", "kv_scheduler"}}
+    if not others:
         return ""
-    busy = shares[busiest].busy
+    busiest, busy = max(others.items(), key=lambda item: item[1])
     limit = f"{busiest} is the busiest of the others, at {percent(busy)}"
     remedy = {
         "rollout_generator": "more or faster engines (replicas of rollout_generator), or a higher max_staleness,",

@@ -39,7 +39,10 @@ def headline(records: Records) -> Headline:
         sentence, details = _evaluated_twice(evaluated[0], evaluated[-1], in_time)
         details += [f'{since:,} RL steps after "{names[-1]}" were not evaluated.'] if since else []
     elif evaluated and not since:
-        sentence, details = _evaluated_once(evaluated[0], in_time)
+        sentence = (
+            f"Success on held-out problems is {percent(evaluated[0].figures.sampled.success)} (sampled){in_time}."
+        )
+        details = [*_rates(evaluated[0]), "There is one evaluation: nothing to compare it with."]
     elif records.steps:
         sentence, details = _trained(records, in_time)
         if evaluated:
@@ -94,11 +97,6 @@ def _change(before: AnswerFigures, after: AnswerFigures) -> tuple[str, str]:
     verb = "rose" if after.low > before.high else "fell" if after.high < before.low else "went"
     doubt = " The intervals overlap: this run does not show a difference." if verb == "went" else ""
     return f"{verb} from {percent(before.success)} to {percent(after.success)}", doubt
-
-
-def _evaluated_once(evaluation: Evaluated, in_time: str) -> tuple[str, list[str]]:
-    sentence = f"Success on held-out problems is {percent(evaluation.figures.sampled.success)} (sampled){in_time}."
-    return sentence, [*_rates(evaluation), "There is one evaluation: nothing to compare it with."]
 
 
 def _rates(evaluation: Evaluated) -> list[str]:

@@ -68,9 +68,7 @@ def run_page(
 ) -> dict[str, Any]:
     """The whole page as one object. ``listed``: all trajectories in short rows, where the page is to hold them."""
     active = activity(records.timeline)
-    said = headline(records)
-    curve = learning_curve(records)
-    figures = panels(records)
+    said, curve, figures = headline(records), learning_curve(records), panels(records)
     shares = totals(active.spans)
     learning = {"charts": [curve] if curve["lines"] or curve["marks"] else [], "wide": True}
     health = {"charts": [*figures["health"], *_supervised(records)]}
@@ -79,7 +77,7 @@ def run_page(
     compared = transcripts.comparison(samples.comparison)
     sections = [
         section("learning", "Is it learning", learning, _evaluations(records), {"charts": figures["learning"]}),
-        section("health", "Is it healthy", _alarms(records), _meanings(records), health),
+        section("health", "Is it healthy", *_alarms(records), health),
         section("time", "Where time goes", limit, uses, _shares(active), {"charts": figures["time"]}),
         section("topology", "Topology", {"graph": now}),
         section("cache", "KV cache", {"charts": _caches(records, active)}),
@@ -130,7 +128,8 @@ def _document(title: str, data: str, connect: str = "") -> str:
     modules = (_IMPORT.sub("", _source("web", f"{name}.js")).replace("\nexport ", "\n") for name in MODULES)
     script = "\n".join([_source("vendor", "uPlot.iife.min.js"), '"use strict";', *modules])
     parts = {
-        "policy": connect + content_policy(style, script),
+        "policy": f"{connect}default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
+        "require-trusted-types-for 'script'; img-src data:; base-uri 'none'; form-action 'none'",
         "title": escape(visible(title)),
         "style": style,
         "script": script,
@@ -138,14 +137,6 @@ def _document(title: str, data: str, connect: str = "") -> str:
     }
     pieces = [piece.partition("}}") for piece in _source("web", "page.html").split("{{")]
     return pieces[0][0] + "".join(parts[name.strip()] + rest for name, _, rest in pieces[1:])
-
-
-def content_policy(style: str, script: str = "") -> str:
-    """A content security policy that names the hashes of the page's style and script, and permits nothing else."""
-    scripts = f"script-src '{_hash(script)}'; require-trusted-types-for 'script'; " if script else ""
-    return (
-        f"default-src 'none'; style-src '{_hash(style)}'; {scripts}img-src data:; base-uri 'none'; form-action 'none'"
-    )
 
 
 def _hash(text: str) -> str:
@@ -186,10 +177,9 @@ def table(
     summary: str = "",
     name: str = "",
 ) -> Block:
-    """A table. A cell is a text, a list of texts, or (text, colour). Narrow screens leave ``optional`` columns out.
+    """A table, left out without rows. A cell is a text, a list of texts, or (text, colour).
 
-    With a ``summary``, the table is closed until a reader opens it; links lead to its ``name``. Without rows, it is
-    left out.
+    Narrow screens leave ``optional`` columns out. With a ``summary``, the table is closed until a reader opens it.
     """
     made = {"head": head, "rows": rows, "optional": optional, "summary": summary, "id": name}
     return {"table": made if rows else None}
@@ -219,28 +209,26 @@ def _supervised(records: Records) -> Iterator[Block]:
             yield found
 
 
-def _alarms(records: Records) -> Block:
-    """The alarms with their steps and remedies, those that hold now first."""
+def _alarms(records: Records) -> Iterator[Block]:
+    """The alarms with their steps and remedies, those that hold now first; and what raises each.
+
+    The page's links lead to the latter: the file is to need no other.
+    """
     now = {name for name, _ in records.alarms_now} if not records.finished else set()
     held = sorted(records.alarms, key=lambda each: (each.name not in now, each.stage, each.first))
-    return {
-        "alarms": [
-            {
-                "name": each.name,
-                "now": each.name in now,
-                "steps": f"stage {each.stage}, steps {each.first:,} to {each.last:,}",
-                "text": each.text,
-            }
-            for each in held
-        ]
-        or (["No alarm: none of the last steps' figures is out of its bounds."] if records.steps else [])
-    }
-
-
-def _meanings(records: Records) -> Block:
-    """What raises each alarm, which the page's links lead to: the file is to need no other."""
-    rows = list(RAISED_WHEN.items()) if records.alarms else []
-    return table(["alarm", "raised when"], rows, summary=ALARM_DOCUMENT, name="alarms")
+    made: list[Any] = [
+        {
+            "name": each.name,
+            "now": each.name in now,
+            "steps": f"stage {each.stage}, steps {each.first:,} to {each.last:,}",
+            "text": each.text,
+        }
+        for each in held
+    ]
+    none = ["No alarm: none of the last steps' figures is out of its bounds."] if records.steps else []
+    yield {"alarms": made or none}
+    rows = list(RAISED_WHEN.items()) if held else []
+    yield table(["alarm", "raised when"], rows, summary=ALARM_DOCUMENT, name="alarms")
 
 
 def seconds_of_step(records: Records) -> float:

@@ -136,7 +136,10 @@ class RunFiles:
         if (settings := read_object(self.directory / SETTINGS)) is None:
             records.notes.append(f"{SETTINGS} is missing or unreadable: what the run was made with is not known.")
         else:
-            _take_settings(settings, records)
+            records.settings = redacted(settings)
+            while isinstance(words := settings.get(f"stages.{len(records.stages)}"), str):
+                kind, _, name = words.partition(" stage named ")
+                records.stages.append(RecipeStage(kind, name))
         records.notes += [*self._metrics.notes(), *self._timeline.notes()]
         rows = self._metrics.rows
         minutes = summary.get("minutes")  # until the filter stopped, after the last row
@@ -153,10 +156,3 @@ class RunFiles:
             said = f"Not finite numbers, of {len(steps)} steps: {named}. The curves leave them out."
             records.notes.append(said)
         return records
-
-
-def _take_settings(settings: dict[str, Any], records: Records) -> None:
-    records.settings = redacted(settings)
-    while isinstance(words := settings.get(f"stages.{len(records.stages)}"), str):
-        kind, _, name = words.partition(" stage named ")
-        records.stages.append(RecipeStage(kind, name))

@@ -166,12 +166,8 @@ class Transcripts:
 
     def bodies(self, rollouts: Sequence[Rollout]) -> dict[str, Block]:
         """Whole rollouts by key, as many as the limit permits."""
-        found = {}
-        for each in rollouts:
-            made = self.whole(each)
-            if self._fits(made):
-                found[each.key] = made
-        return found
+        whole = ((each.key, self.whole(each)) for each in rollouts)
+        return {key: made for key, made in whole if self._fits(made)}
 
     def _fits(self, made: Any) -> bool:
         written = json.dumps(made)
@@ -331,7 +327,9 @@ def _turns(pieces: Sequence[Piece], trajectory: Trajectory, tokens: TokenTexts |
         for response, record in zip_longest(found, records[: len(found)]):
             who, failed = "tool", ""
             if record is not None:
-                who = f"tool \u00b7 {record.outcome.replace('_', ' ')} \u00b7 {_milliseconds(record.run_seconds)}"
+                seconds = record.run_seconds
+                took = f"{1000 * seconds:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
+                who = f"tool \u00b7 {record.outcome.replace('_', ' ')} \u00b7 {took}"
                 failed = "" if record.outcome == "success" else " failed"
             turns.append({"class": f"tool{failed}", "who": who, "parts": [_cut(response)]})
         records = []
@@ -342,14 +340,8 @@ def _unread(pieces: Sequence[Piece], calls: Sequence[ToolCallRecord]) -> str:
     """About calls of the last turn, whose results the model did not read."""
     turns = sum(piece.origin == "model" for piece in pieces)
     ended = bool(pieces) and pieces[-1][0] == "model"
-    outcomes = [record.outcome.replace("_", " ") for record in calls if record.turn == turns] if ended else []
-    return (
-        f"Its calls ended ({', '.join(outcomes)}), but the model did not read what they returned." if outcomes else ""
-    )
-
-
-def _milliseconds(seconds: float) -> str:
-    return f"{1000 * seconds:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
+    outcomes = ", ".join(record.outcome.replace("_", " ") for record in calls if record.turn == turns and ended)
+    return f"Its calls ended ({outcomes}), but the model did not read what they returned." if outcomes else ""
 
 
 def _policies(versions: Any) -> str:

@@ -51,8 +51,7 @@ class Watched:
 
     def signature(self) -> tuple[object, ...]:
         """Another value, once a file of the run has changed, the run began or ended, or a minute was silent."""
-        files = _state_of(self.directory, METRICS, TIMELINE, END, SUMMARY)
-        newest = self._files.newest
+        files, newest = _state_of(self.directory, METRICS, TIMELINE, END, SUMMARY), self._files.newest
         under_way, age = in_use(self.directory), math.nan if newest is None else time.time() - newest.wall
         return files, self._journal_state(), under_way, under_way and age > LATE_SECONDS and age // 60
 
@@ -111,22 +110,19 @@ class Watched:
     @contextlib.contextmanager
     def _journal(self) -> Iterator[Journal | None]:
         """The journal, open for reading; None where there is none, or it cannot be read."""
-        self._fault = ""
-        if not (self.directory / JOURNAL).is_file():
-            yield None
-            return
+        self._fault, journal = "", None
         try:
-            journal = read_journal(self.directory)
+            if (self.directory / JOURNAL).is_file():
+                journal = read_journal(self.directory)
         except JournalError as error:
             self._fault = str(error)
-            yield None
-            return
         try:
             yield journal
         except JournalError as error:
             self._fault = str(error)
         finally:
-            journal.close()
+            if journal is not None:
+                journal.close()
 
     def page(self) -> dict[str, Any]:
         """The whole page as one object."""
@@ -186,14 +182,12 @@ def _state_of(directory: Path, *names: str) -> object:
 def _audit(journal: Journal, records: Records) -> None:
     records.audit = audit_journal(journal)
     if left := records.audit.left:
-        records.notes.append(
-            f"The trajectories of {left:,} groups have left the journal, as run.keep_trajectories says."
-        )
-    written = len(records.steps)
-    if records.audit.steps != written:
-        records.notes.append(
-            f"The journal holds {records.audit.steps} trained steps, {METRICS} {written}: the curves show the latter."
-        )
+        said = f"The trajectories of {left:,} groups have left the journal, as run.keep_trajectories says."
+        records.notes.append(said)
+    held, written = records.audit.steps, len(records.steps)
+    if held != written:
+        said = f"The journal holds {held} trained steps, {METRICS} {written}: the curves show the latter."
+        records.notes.append(said)
     if not records.audit.balanced:
         faults = records.audit.faults[:5] or ["groups opened are not groups accounted for"]
         records.notes.append(f"The journal does not balance: {'; '.join(faults)}. Run agent-rl audit.")

@@ -92,12 +92,6 @@ def test_a_file_that_cannot_be_read_is_named_itself(base: Path, text: str | None
     assert capsys.readouterr().err.startswith(f"{mine}{place}: ")
 
 
-def test_a_fault_of_the_whole_names_the_later_file_too(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    mine = over(base, '\n[actors.learner]\nclass = "actors.learner:Lerner"\n')
-    assert main(["check", str(base), str(mine)]) == 2
-    assert capsys.readouterr().err.startswith(f"{mine}:3: actors.learner.class: actors.learner has no class 'Lerner'")
-
-
 # Whole ----------------------------------------------------------------------------------------------------------------
 
 

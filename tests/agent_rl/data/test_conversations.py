@@ -67,6 +67,14 @@ def turns(*roles: str) -> dict[str, Any]:
     return {"messages": [{"role": role, "content": "x"} for role in roles]}
 
 
+def asked(*said: str, **more: Any) -> list[dict[str, Any]]:
+    """A question, and the answer with what the last message has beside its text."""
+    roles = ("system", "user", "assistant")[-len(said) :]
+    messages: list[dict[str, Any]] = [{"role": role, "content": text} for role, text in zip(roles, said, strict=True)]
+    messages[-1] |= more
+    return messages
+
+
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
@@ -85,6 +93,8 @@ def turns(*roles: str) -> dict[str, Any]:
         ({"messages": [{"role": "assistant", "tool_calls": [{"name": "f", "arguments": "{"}]}]}, "unreadable_call"),
         ({"conversations": [{"from": "function_call", "value": "not json"}]}, "unreadable_call"),
         ({**turns("user", "assistant"), "tools": "{"}, "unreadable_tools"),
+        ({"messages": asked("Q", "A", weight=0.5)}, "a_turn_has_a_weight_other_than_0_and_1"),
+        ({"messages": asked(" ", "A")}, "empty_turn_of_the_user"),
     ],
 )
 def test_what_is_no_conversation_has_a_reason(row: dict[str, Any], reason: str) -> None:
@@ -124,14 +134,6 @@ def test_a_row_that_is_none_is_named(tmp_path: Path) -> None:
         try_conversations(["empty.jsonl"], tmp_path, 1)
 
 
-def asked(*said: str, **more: Any) -> list[dict[str, Any]]:
-    """A question, and the answer with what the last message has beside its text."""
-    roles = ("system", "user", "assistant")[-len(said) :]
-    messages: list[dict[str, Any]] = [{"role": role, "content": text} for role, text in zip(roles, said, strict=True)]
-    messages[-1] |= more
-    return messages
-
-
 READ_WHOLE = {
     "instructions with an input": ({"instruction": "Translate.", "input": "cheese", "output": "fromage"}, asked("Translate.\n\ncheese", "fromage")),
     "instructions with an empty one": ({"instruction": "Say hello.", "input": None, "output": "Hello."}, asked("Say hello.", "Hello.")),
@@ -156,18 +158,6 @@ def test_every_field_of_a_row_that_says_something_is_read(row: dict[str, Any], m
     assert conversation(row).messages == messages
     assert unread_fields(row) == {}
     assert conversation({"messages": [*map(written, messages)]}).messages == messages
-
-
-@pytest.mark.parametrize(
-    ("row", "reason"),
-    [
-        ({"messages": asked("Q", "A", weight=0.5)}, "a_turn_has_a_weight_other_than_0_and_1"),
-        ({"messages": asked(" ", "A")}, "empty_turn_of_the_user"),
-    ],
-)
-def test_what_would_be_trained_otherwise_than_meant_is_refused(row: dict[str, Any], reason: str) -> None:
-    with pytest.raises(NoConversation, match=reason):
-        conversation(row)
 
 
 def test_text_that_no_layout_reads_is_named_and_refused_where_it_is_most(tmp_path: Path) -> None:

@@ -26,89 +26,14 @@ from agent_rl.environments.base import TaskError
 from agent_rl.rollout.parsing import ParsedCall, parse_calls
 from tests.agent_rl.data.test_data_command import write_rows
 
-TOOL = {"name": "Tide Table/at", "description": "Tides of a port", "parameters": {"type": "dict", "properties": {}}}
-TOOLACE = {
-    "system": (
-        "You compose functions. Put calls in the format of [func1(params_name=params_value, ...), func2(params)]\n"
-        f"Here is a list of functions in JSON format that you can invoke:\n{json.dumps([TOOL])}. \nNo other text."
-    ),
-    "conversations": [
-        {"from": "user", "value": "When is high tide in Brest on Monday and Tuesday?"},
-        {
-            "from": "assistant",
-            "value": '[Tide Table/at(port="Brest", days=["Mon", "Tue"], from=3), Tide Table/at(port=\'St Malo\', in=None)]',
-        },
-        {"from": "tool", "value": '[{"name": "Tide Table/at", "results": {"high": "04:10"}}]'},
-        {"from": "assistant", "value": "At 04:10."},
-    ],
-}
-GLAIVE = {
-    "system": (
-        "SYSTEM: You are a helpful assistant with access to the following functions. Use them if required -\n"
-        '{\n    "name": "add",\n    "description": "Adds"\n}\n\n{\n    "name": "negate"\n}\n'
-    ),
-    "chat": (
-        "USER: What's 1 plus it's double?\n\n\nASSISTANT: Let me see. <functioncall> "
-        '{"name": "add", "arguments": \'{"a": 1, "note": "it\\\'s 2"}\'} <|endoftext|>\n\n\n'
-        'FUNCTION RESPONSE: {"sum": 3}\n\n\nASSISTANT: It is 3. <|endoftext|>\n\n\nUSER: Thanks!\n\n\n'
-        "ASSISTANT: You are welcome: USER and ASSISTANT agree. <|endoftext|>\n\n\n"
-    ),
-}
-APIGEN = {
-    "id": 7,
-    "query": "Add 1 and 2, and 3 and 4",
-    "answers": '[{"name": "add", "arguments": {"a": 1, "b": 2}}, {"name": "add", "arguments": {"a": 3, "b": 4}}]',
-    "tools": '[{"name": "add", "description": "Adds", "parameters": {"a": {"type": "int"}}}]',
-}
-APIGEN_MT = {
-    "conversations": [
-        {"from": "human", "value": "Cancel my order."},
-        {"from": "function_call", "value": '{"name": "cancel", "arguments": {"order": "#1"}}'},
-        {"from": "observation", "value": "done"},
-        {"from": "gpt", "value": "It is cancelled."},
-    ],
-    "tools": '[{"name": "cancel"}]',
-    "system": "Follow the policy.",
-}
-LLAMA_NEMOTRON = {
-    "input": [{"role": "user", "content": "Why?"}],
-    "output": "<think>So.</think>Because.",
-    "category": "chat",
-    "reasoning": "on",
-    "system_prompt": "detailed thinking on",
-}
-NEMOTRON = {
-    "messages": [
-        {"role": "user", "content": "1 + 1?", "tool_calls": []},
-        {
-            "role": "assistant",
-            "content": "<think>I add.</think>",
-            "tool_calls": [{"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}],
-        },
-        {"role": "tool", "content": "2", "tool_calls": []},
-        {"role": "assistant", "content": "It is 2.", "tool_calls": []},
-    ],
-    "metadata": '{"tools": [{"type": "function", "function": {"name": "add"}}]}',
-}
-TULU = {"id": "x_1", "messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}
-MAGICODER = {"lang": "python", "seed": "x", "problem": "Write f.", "solution": "```python\ndef f(): ...\n```"}
-EVOL = {"instruction": "Write g.", "response": "def g(): ..."}
-ROWS: dict[str, tuple[dict[str, Any], str, list[str]]] = {
-    "ToolACE": (TOOLACE, "user assistant tool assistant", ["Tide Table/at", "Tide Table/at"]),
-    "Glaive": (GLAIVE, "system user assistant tool assistant user assistant", ["add"]),
-    "APIGen": (APIGEN, "user assistant", ["add", "add"]),
-    "APIGen-MT": (APIGEN_MT, "system user assistant tool assistant", ["cancel"]),
-    "Llama-Nemotron": (LLAMA_NEMOTRON, "system user assistant", []),
-    "Llama-Nemotron, text": ({**LLAMA_NEMOTRON, "input": "Why?"}, "system user assistant", []),
-    "Nemotron": (NEMOTRON, "user assistant tool assistant", ["add"]),
-    "Tulu": (TULU, "user assistant", []),
-    "Magicoder": (MAGICODER, "user assistant", []),
-    "Magicoder Evol": (EVOL, "user assistant", []),
-}
+ROWS = json.loads(Path(__file__).with_name("public_rows.json").read_text(encoding="utf-8"))
+"""A row of our own in the layout of each set, the roles of its conversation, and the tools that are called there."""
+TOOLACE, GLAIVE, LLAMA_NEMOTRON, TULU = (ROWS[name]["row"] for name in ("ToolACE", "Glaive", "Llama-Nemotron", "Tulu"))
 
 
-@pytest.mark.parametrize(("row", "roles", "names"), ROWS.values(), ids=ROWS)
-def test_a_row_of_each_public_set_becomes_a_conversation(row: Any, roles: str, names: list[str]) -> None:
+@pytest.mark.parametrize("name", ROWS)
+def test_a_row_of_each_public_set_becomes_a_conversation(name: str) -> None:
+    row, roles, names = ROWS[name].values()
     messages, tools = said = conversation(row)
     assert [message["role"] for message in messages] == roles.split()
     calls = [call for message in messages if message["role"] == "assistant" for call in parse_calls(message["content"])]
@@ -137,6 +62,7 @@ def test_arguments_keep_their_types_whatever_python_thinks_of_their_names() -> N
     assert conversation(GLAIVE).messages[2]["content"].startswith("Let me see.\n<tool_call>")
     assert conversation(GLAIVE).messages[0]["content"] == "You are a helpful assistant."
     assert conversation(LLAMA_NEMOTRON).messages[0]["content"] == "detailed thinking on"
+    assert conversation({**LLAMA_NEMOTRON, "input": "Why?"}) == conversation(LLAMA_NEMOTRON)
 
 
 JSON = st.recursive(

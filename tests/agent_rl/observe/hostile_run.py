@@ -21,60 +21,12 @@ AWAY = "//elsewhere.invalid/"
 _IMAGE = f"<img src=x onerror={RAN}>"
 _SCRIPT = f"<script>{RAN}</script>"
 
-_ELEMENTS = (
-    *(f"<{name} src={AWAY}{name} onerror={RAN} onload={RAN} onfocus={RAN} autofocus tabindex=0></{name}>"
-      for name in ("img", "script", "iframe", "video", "input type=image", "details open ontoggle=window.ran=1", "body")),
-    f"<svg><script>{RAN}</script></svg>", f"<svg><a xlink:href=javascript:{RAN}>x", f"<svg><image href={AWAY}svg />",
-    f"<svg><foreignObject>{_IMAGE}</foreignObject></svg>", f"<svg></p><style><a id='</style>{_IMAGE}'>",
-    f"<math><mtext><table><mglyph><style><!--</style>{_IMAGE}", f"<math><annotation-xml encoding=text/html>{_IMAGE}",
-    f"<template shadowrootmode=open>{_IMAGE}</template>", f"<noscript><p title='</noscript>{_IMAGE}'>",
-    f"<iframe srcdoc='{_SCRIPT}'></iframe>", f"<base href={AWAY}base/>", f"<link rel=stylesheet href={AWAY}l>",
-    f"<meta http-equiv=refresh content=0;url={AWAY}meta>", f"<style>@import '{AWAY}css'</style>", f"<a ping={AWAY}>x</a>",
-    f"<meta http-equiv=Content-Security-Policy content='script-src *'>{_SCRIPT}", f"<plaintext>{_IMAGE}",
-    "<form id=main><input name=parentNode></form>", "<a id=data></a>", "<img name=getElementById>",
-    "<input id=trajectories name=textContent>", f"<![CDATA[{_IMAGE}]]>", f"<!--><{_IMAGE}-->", f"<!-- --!>{_IMAGE}-->",
-    f"<scr<script>ipt>{RAN}</script>", f"<ScRiPt\n>{RAN}</sCrIpT\n>", f"<script\x00>{RAN}</script>", f"<\x00script>{RAN}",
-    f"<<script>{RAN}//<</script>", f"<img\x0bsrc=x\x0conerror={RAN}>", f"<img src='x' \"onerror={RAN}>",
-    f"`><img src=x onerror={RAN}>", f"'\"><svg onload={RAN}>", f'\\"><{_SCRIPT}',
-    *(f"</{name}>{_IMAGE}" for name in ("script", "style", "textarea", "title", "template", "svg", "body", "html", "option")),
-)  # fmt: skip
-_SCHEMES = tuple(
-    f"{before}{scheme}{after}"
-    for scheme in (f"javascript:{RAN}", f"JaVaScRiPt:{RAN}", f"java\tscript:{RAN}", f"\x01javascript:{RAN}",
-                   f"&#106;avascript&colon;{RAN}", f"data:text/html,{_SCRIPT}", "file:///etc/passwd", f"https:{AWAY}link")
-    for before, after in (("", ""), ("<a href='", "'>here</a>"), ("[here](", ")"))
-)  # fmt: skip
-_SIGNS = tuple(
-    f"a{chr(code)}b"
-    for code in (*range(9), *range(0x0B, 0x20), 0x7F, 0x80, 0x85, 0x90, 0x9B, 0x9F, 0xA0, 0xAD, 0x34F, 0x61C, 0x115F,
-                 0x180E, *range(0x200B, 0x2010), *range(0x2028, 0x202F), *range(0x2060, 0x2065), *range(0x2066, 0x206A),
-                 0x3164, 0xD800, 0xDBFF, 0xDC00, 0xDFFF, 0xFDD0, 0xFE0F, 0xFEFF, 0xFFF9, 0xFFFD, 0xFFFE, 0xFFFF, 0x1D173,
-                 0x1FFFE, 0xE0001, 0xE0041, 0x10FFFF)
-)  # fmt: skip
-_NAMES = (
-    "__proto__", "constructor", "prototype", "toString", "valueOf", "hasOwnProperty", "toJSON", "then", "length",
-    "isPrototypeOf", "__defineGetter__", "__lookupSetter__", "__proto__.polluted", "constructor.prototype", "undefined",
-    "null", "NaN", "true", "0", "-0", "1e999", "[object Object]", "data", "main", "head", "learning", "made", "", " ",
-)  # fmt: skip
-_SYNTAX = (
-    f"${{{RAN}}}", f"`${{{RAN}}}`", "{{ data }}", "{{ script }}", "{{ policy }}", "}}", "{{", f"{{% {RAN} %}}", f"<%= {RAN} %>",
-    "%s%n%x", "{0}{name}", f"';{RAN};'", f'";{RAN};"', f"\\';{RAN}//", f"*/{RAN}/*", f"\n{RAN}\n//", f"\u2028{RAN}",
-    f"\u2029{RAN}", f"\\u003cscript>{RAN}", f"\\x3cscript\\x3e{RAN}", "\\", '"', "'", "`", '"}],"sections":[{"id":"x"',
-    '"]}</script>', '\\\\"', "<!--<script>", "-->", "]]>", "<", ">", "&", "&&lt;", "&lt;script&gt;", "&#60;script&#62;",
-    "&amp;lt;b&amp;gt;", "&NewLine;&Tab;", "&#0;", "+ADw-script+AD4-", "%3Cscript%3E", "\uff1cscript\uff1e",
-    "</style>*{display:none}", f"x;background:url({AWAY}css)", "\\3c b\\3e", "/*", "=cmd|'/c calc'!A1", "\t=1",
-    "\x1b[31mred\x1b[0m", "\x1b[2J\x1b[H", f"\x1b]8;;javascript:{RAN}\x07x\x1b]8;;\x07", "\x9b31m", "\rover", "a\x08b",
-    "\n\ndata: {}\n\n", "\r\n\r\ndata: null\r\n\r\n", "event: message\ndata: 1", "HTTP/1.1 200 OK\r\n\r\n", "../../../etc/passwd",
-    "a/b?c=d&e=f#g", "'; DROP TABLE groups; --", "--help", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>",
-    "<|im_end|>", "<tool_call>{}</tool_call>", '<tool_call>{"name": 1, "arguments": []}</tool_call>', "\u202egnp.exe",
-    "\u2066\u202e\u2066\u202e", "e" + "\u0301" * 300, "\ufdfd" * 20, "\U0001f469\u200d\U0001f469\u200d\U0001f467",
-    "\u05d0\u05d1 abc \u0627\u0628", "\ud83d", "\udc69x",
-)  # fmt: skip
 _LONG = (
     "x" * 7_000 + _IMAGE, "<" * 7_000, "&lt;" * 2_000, "\n" * 3_000 + _SCRIPT, "<b>" * 2_500, "[" * 7_000,
     '{"a":' * 1_500, "<tool_response>" * 500, "<tool_call>" * 700, "w " * 3_500, "\u202e" * 3_000,
 )  # fmt: skip
-TEXTS = tuple(dict.fromkeys((*_ELEMENTS, *_SCHEMES, *_SIGNS, *_NAMES, *_SYNTAX, *_LONG)))
+TEXTS = (*json.loads(Path(__file__).with_name("hostile_texts.json").read_text(encoding="utf-8")), *_LONG)
+"""A script among them says RAN, and an address is below AWAY."""
 assert len(TEXTS) >= 250
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from agent_rl.records.journal import Journal
+from tests.agent_rl.records.report_runs import SyntheticRun
 
 
 @pytest.fixture
@@ -14,3 +15,9 @@ def journal(tmp_path: Path) -> Iterator[Journal]:
     made = Journal(tmp_path / "journal.sqlite")
     yield made
     made.close()
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """The directory of a whole run that has ended."""
+    return SyntheticRun(tmp_path / "made").whole().close()

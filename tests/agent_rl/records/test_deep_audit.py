@@ -61,11 +61,6 @@ def found(directory: Path) -> bool:
         return True
 
 
-@pytest.fixture
-def directory(tmp_path: Path) -> Path:
-    return SyntheticRun(tmp_path / "made").whole().close()
-
-
 def add_a_selection(directory: Path) -> None:
     """The problems and the result of a select stage."""
     journal = Journal(directory / "journal.sqlite")

@@ -52,9 +52,8 @@ def test_every_trajectory_is_a_row_with_all_that_is_known_of_it(
     run.close()
 
 
-def test_parquet_holds_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parquet_holds_the_same(directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BATCH_ROWS", 7)
-    directory = SyntheticRun(tmp_path).whole().close()
     assert exported(directory) == 0
     assert exported(directory, "--format", "parquet", "--output", str(tmp_path / "rows.parquet")) == 0
     table = pyarrow.parquet.read_table(tmp_path / "rows.parquet")
@@ -64,8 +63,7 @@ def test_parquet_holds_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert pyarrow.parquet.ParquetFile(tmp_path / "rows.parquet").num_row_groups == -(-len(rows) // 7)
 
 
-def test_right_answers_to_training_problems_alone_are_data(tmp_path: Path) -> None:
-    directory = SyntheticRun(tmp_path).whole().close()
+def test_right_answers_to_training_problems_alone_are_data(directory: Path) -> None:
     assert exported(directory, "--right") == 0
     rows = lines(directory / "trajectories.jsonl")
     assert [row["purpose"] for row in rows] == ["train"] * 15
@@ -81,11 +79,7 @@ def test_what_has_left_the_journal_is_said_to_have(tmp_path: Path, capsys: pytes
     assert "no longer holds the trajectories of 2 more groups (see run.keep_trajectories)" in capsys.readouterr().out
 
 
-def test_a_mistake_is_one_line_and_leaves_what_was_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "empty").mkdir()
-    assert exported(tmp_path / "empty") == 2
-    assert "no journal here; give the directory of a run" in capsys.readouterr().err
-    directory = SyntheticRun(tmp_path).whole().close()
+def test_a_mistake_is_one_line_and_leaves_what_was_there(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert exported(directory) == 0
     before = (directory / "trajectories.jsonl").read_bytes()
     payloads = max((directory / "journal.trajectories").iterdir())

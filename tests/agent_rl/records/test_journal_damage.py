@@ -15,12 +15,6 @@ from actors.cli.evaluation import _finished as finished
 from actors.cli.main import main
 from agent_rl.records import sqlite
 from agent_rl.records.journal import Journal, JournalError
-from tests.agent_rl.records.report_runs import SyntheticRun
-
-
-@pytest.fixture
-def directory(tmp_path: Path) -> Path:
-    return SyntheticRun(tmp_path / "made").whole().close()
 
 
 def truncated(path: Path) -> None:

@@ -166,22 +166,29 @@ def files(named: str) -> str:
     return f"class = 'maths'\nsettings.files = ['{named}']\nsettings.evaluation_files = ['held_out.jsonl']"
 
 
-RL, TEMPLATE = (
-    '[[stages]]\nkind = "rl"',
-    "[model]\nchat_template = '{}'\n[model.initialise]",
-)
-SETTINGS, ENGINE = "max_rollouts = 8", "actors.rollout_generator.settings: engine"
+RL, MODEL = '[[stages]]\nkind = "rl"', "[model.initialise]"
+SETTINGS, GENERATOR = "max_rollouts = 8", "actors.rollout_generator"
+ENGINE = f"{GENERATOR}.settings: engine"
 LEARNER = 'class = "actors.learner:Learner"'
+LERNER = LEARNER.replace("Learner", "Lerner")
 NEVER_ENDS = "{% for a in range(9999) %}{% for b in range(9999) %}{% for c in range(9999) %}" + "{% endfor %}" * 3
+OF_ENVIRONMENTS = [
+    # what stands in place of the sound environment, and the parts of the message
+    (f"{ENVIRONMENT}\nsettings.right_share = true", "environments.0.settings.right_share: must be a valid numb"),
+    (f"{ENVIRONMENT}\nsettings.right_shar = 0.5", "right_shar: is no known key; did you mean 'right_share'?"),
+    (files("none.jsonl"), "settings.files.0: environment 'maths': no file matches ... relative to the topology"),
+    (files("malformed.jsonl"), "malformed.jsonl:2: not JSON ( ... at column ... each line must be one JSON object"),
+    ('class = "own_environments:ByTemplate"', "environments.0: the chat template does not list tools ... name another"),
+    *(
+        (f'class = "own_environments:{name}"', f"environment '{name}': ... {told}")
+        for name, told in OWN_MISTAKES.items()
+    ),
+]
 MISTAKES = [
     # what of the sound file becomes what, and the parts of the message; what loading refuses is in test_load
     ("keep = 2", "keep = = 2", "not TOML: "),
     ("groups_per_step = 2", 'groups_per_step = "two"', "algorithm.groups_per_step: must be a whole number, not 'two'"),
-    (
-        LEARNER,
-        LEARNER.replace("Learner", "Lerner"),
-        "learner.class: actors.learner has no class 'Lerner'; did you mean 'L",
-    ),
+    (LEARNER, LERNER, "learner.class: actors.learner has no class 'Lerner'; did you mean 'L"),
     (
         RL,
         SELECT + RL,
@@ -195,66 +202,30 @@ MISTAKES = [
     (
         SETTINGS,
         "kv_tokens = 40",
-        "actors.rollout_generator ... the KV cache holds 40 tokens, and one rollout of stage before may take 40 for its resp",
-    ),
-    (
-        ENVIRONMENT,
-        f"{ENVIRONMENT}\nsettings.right_share = true",
-        "environments.0.settings.right_share: must be a valid numb",
-    ),
-    (
-        ENVIRONMENT,
-        f"{ENVIRONMENT}\nsettings.right_shar = 0.5",
-        "right_shar: is no known key; did you mean 'right_share'?",
-    ),
-    (
-        ENVIRONMENT,
-        files("none.jsonl"),
-        "environments.0.settings.files.0: environment 'maths': no file matches ... paths are relative to the topology",
-    ),
-    (
-        ENVIRONMENT,
-        files("malformed.jsonl"),
-        "malformed.jsonl:2: not JSON ( ... at column ... each line must be one JSON object",
-    ),
-    (
-        ENVIRONMENT,
-        'class = "own_environments:ByTemplate"',
-        "environments.0: the chat template does not list tools ... name another model, or",
+        f"{GENERATOR} ... the KV cache holds 40 tokens, and one rollout of stage before may take",
     ),
     (
         "max_response_tokens = 40",
         "max_response_tokens = 400",
         "stages.1.max_response_tokens: asks for 400 tokens of a response, and a sequence has 256, its prompt included",
     ),
-    (
-        "[model.initialise]",
-        TEMPLATE.format("broken.jinja"),
-        "model.chat_template: the chat template ... cannot be compiled",
-    ),
-    ("[model.initialise]", TEMPLATE.format("mine.jinja"), 'chat_template: there is no file ... or take ours, "chatml"'),
+    (MODEL, f"[model]\nchat_template = 'broken.jinja'\n{MODEL}", "chat_template: the chat template ... cannot be comp"),
+    (MODEL, f"[model]\nchat_template = 'mine.jinja'\n{MODEL}", 'there is no file ... or take ours, "chatml"'),
     (
         'directory = "',
         'directory = "/proc/nope" #',
-        "run.directory: /proc takes no files: its file system (proc) holds no",
+        "run.directory: /proc takes no files: its file system (proc) holds",
     ),
-    (SETTINGS, 'device = "gpu"', "rollout_generator.settings.device: 'gpu' is no device; write ... \"cuda:1\""),
+    (SETTINGS, 'device = "gpu"', f"{GENERATOR}.settings.device: 'gpu' is no device; write ... \"cuda:1\""),
     (LEARNER, f'{LEARNER}\nsettings = {{ device = "cuda:" }}', "actors.learner.settings.device: 'cuda:' is no device"),
     (SETTINGS, 'engine = "vlm"', f"{ENGINE}: 'vlm' is no engine; write module:Name of a class, or a built-in one"),
     (
         SETTINGS,
         "engine_settings = { kv_on_updat = 1 }",
-        f"{ENGINE}_settings.kv_on_updat is no setting of torch; did you mean",
+        f"{ENGINE}_settings.kv_on_updat is no setting of torch; did you",
     ),
-    (
-        SETTINGS,
-        "engine_settings = { kv_on_update = 1 }",
-        f"{ENGINE}_settings.kv_on_update: Input should be 'keep' or 'rec",
-    ),
-    *(
-        (ENVIRONMENT, f'class = "own_environments:{name}"', f"environment '{name}': ... {told}")
-        for name, told in OWN_MISTAKES.items()
-    ),
+    (SETTINGS, "engine_settings = { kv_on_update = 1 }", f"{ENGINE}_settings.kv_on_update: Input should be 'keep' or"),
+    *((ENVIRONMENT, new, told) for new, told in OF_ENVIRONMENTS),
 ]
 RUN_TOO = MISTAKES[:3]
 
@@ -281,28 +252,23 @@ def remove(*names: str) -> Callable[[Path], Any]:
     return lambda model: [(model / name).unlink() for name in names]
 
 
-EOS, TEMPLATE_FILE = "generation_config.json: eos_token_id is", "chat_template.jinja"
+TEMPLATE = "chat_template.jinja"
+NO_TOKEN = "generation_config.json: eos_token_id is"
 MODELS: list[tuple[Callable[[Path], Any], str]] = [
     # how a model's directory becomes unsound, and the parts of the message
     (remove("model.safetensors"), "has no weights (*.safetensors or ... save the model's weights beside"),
-    (
-        remove("tokenizer.json", "tokenizer_config.json"),
-        "has no tokenizer (tokenizer.json or ... save the tokenizer beside",
-    ),
+    (remove("tokenizer.json", "tokenizer_config.json"), "has no tokenizer (tokenizer.json or ... save the tokenizer"),
     (cut("model.safetensors"), "bytes long, and its header says ... save the model again"),
     (write("model.safetensors", "x" * 99), "model.safetensors is no safetensors file"),
     (
         write("model.safetensors", "\x02" + "\0" * 7 + "{}"),
         "model.safetensors holds no tensors ... save the model again",
     ),
-    (
-        edit("config.json", model_type="mystery"),
-        "model_type 'mystery', and transformers ... choose another model, or install",
-    ),
+    (edit("config.json", model_type="mystery"), "model_type 'mystery', and transformers ... choose another model, or"),
     (edit("config.json", model_type=None), "config.json has no model_type"),
     (
         edit("config.json", hidden_size=64),
-        "model.embed_tokens.weight has shape [ ... config.json says [ ... save the model again",
+        "model.embed_tokens.weight has shape [ ... config.json says [ ... save the m",
     ),
     (edit("config.json", num_key_value_heads=3), "do not share 3 num_key_value_heads evenly"),
     (edit("config.json", num_hidden_layers="one"), "num_hidden_layers is 'one' ... whole number"),
@@ -314,26 +280,20 @@ MODELS: list[tuple[Callable[[Path], Any], str]] = [
         edit("tokenizer.json", added_tokens=[{"id": 9999, "content": "<far>"}]),
         "has tokens up to 9999, and the model's vocab_size is ... save the tokenizer that belongs to the model",
     ),
-    (
-        edit("generation_config.json", eos_token_id="<|end|>"),
-        f"{EOS} '<|end|>', not the number of a token ... save the model",
-    ),
-    (edit("generation_config.json", eos_token_id=[2, 10**12]), f"{EOS} [2, 1000000000000], not the number of a token"),
+    (edit("generation_config.json", eos_token_id="<|end|>"), f"{NO_TOKEN} '<|end|>', not the number of ... save the"),
+    (edit("generation_config.json", eos_token_id=[2, 10**12]), f"{NO_TOKEN} [2, 1000000000000], not the number of a"),
     (cut("tokenizer.json"), "tokenizer.json cannot be read as JSON ... save the tokenizer again"),
-    (remove(TEMPLATE_FILE), "has no chat template ... name a template as chat_template in [model]"),
+    (remove(TEMPLATE), "has no chat template ... name a template as chat_template in [model]"),
+    (write(TEMPLATE, "{% for %}"), "the chat template of ... cannot be compiled: line 1 ... mend it, or name another"),
+    (write(TEMPLATE, NEVER_ENDS), "did not render four short messages within ... mend it, or name another"),
+    (write(TEMPLATE, "{{ 'x' * 99999999999 }}"), "takes more than 2 GiB of memory to render four short messages"),
     (
-        write(TEMPLATE_FILE, "{% for %}"),
-        "the chat template of ... cannot be compiled: line 1 ... mend it, or name another",
-    ),
-    (write(TEMPLATE_FILE, NEVER_ENDS), "did not render four short messages within ... mend it, or name another"),
-    (write(TEMPLATE_FILE, "{{ 'x' * 99999999999 }}"), "takes more than 2 GiB of memory to render four short messages"),
-    (
-        write(TEMPLATE_FILE, "{{ raise_exception('System role not supported') }}"),
+        write(TEMPLATE, "{{ raise_exception('System role not supported') }}"),
         "refuses a conversation of system, user, assistant and user: System role not supported",
     ),
     # sound: as it is, and with a template of transformers' own kind
     (remove(), ""),
-    (write(TEMPLATE_FILE, "{% generation %}{{ strftime_now('%d') }}{% endgeneration %}"), ""),
+    (write(TEMPLATE, "{% generation %}{{ strftime_now('%d') }}{% endgeneration %}"), ""),
 ]
 
 

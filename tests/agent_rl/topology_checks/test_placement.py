@@ -1,4 +1,4 @@
-"""Which actor has which GPU: the rule, the table, and what is refused. No GPU is needed."""
+"""Which actor has which GPU, and how ranks share them: the rule, the table, and what is refused. No GPU is needed."""
 
 from __future__ import annotations
 
@@ -7,15 +7,19 @@ from pathlib import Path
 
 import pytest
 
+from actors.runtime.change_rules import why_not
 from actors.runtime.lifecycle import devices_for
 from agent_rl.config.load import load_topology
+from agent_rl.config.parallel import MeshSizes, Parallel, mesh_sizes
 from agent_rl.config.placement import gpus_of_actor, most_gpus, partners, placement
 from agent_rl.config.source import Source
 from agent_rl.config.topology import Topology
+from agent_rl.messages import DrainWanted, ScaleWanted, SwapWanted
 from agent_rl.models.devices import Gpu, Machine, cores_near, gpu_memory, gpus_here, visible_devices
+from agent_rl.topology_checks.describe import describe
 from agent_rl.topology_checks.facts import Facts
 from agent_rl.topology_checks.model import device_findings
-from agent_rl.topology_checks.placement import placement_findings, placement_rows, ranges
+from agent_rl.topology_checks.placement import placement_findings, placement_rows, ranges, rank_findings
 
 QUICKSTART = Path("examples/quickstart/quickstart.toml")
 CUDA = ['actors.rollout_generator.settings.device="cuda"', 'actors.learner.settings.device="cuda"']
@@ -32,15 +36,14 @@ def gpus(*overrides: str) -> dict[str, tuple[int, ...]]:
 
 
 def faults(*overrides: str, machine: Machine = NO_GPU) -> list[str]:
-    source = Source(QUICKSTART, overrides)
-    found = placement_findings(load(*overrides), Facts(Path(), machine=machine))
+    source, topology, facts = Source(QUICKSTART, overrides), load(*overrides), Facts(Path(), machine=machine)
+    found = [*rank_findings(topology, facts), *placement_findings(topology, facts)]
     return [source.fault(*each).render("file") for each in found]
 
 
-def test_a_run_without_gpus_has_no_table_and_no_fault() -> None:
+def test_a_run_without_gpus_has_no_table() -> None:
     assert gpus() == {}
     assert placement_rows(load()) == []
-    assert faults() == []
 
 
 def test_every_process_has_gpus_of_its_own() -> None:
@@ -52,78 +55,90 @@ def test_every_process_has_gpus_of_its_own() -> None:
     assert most_gpus(load(*CUDA, "actors.rollout_generator.replicas=3"), "local") == 4
 
 
-def test_what_spreads_an_engine_multiplies_its_gpus() -> None:
-    spread = "actors.rollout_generator.settings.engine_settings={tensor_parallel_size=4}"
-    found = gpus(*CUDA, spread, "actors.rollout_generator.replicas=2")
-    assert {len(found[f"rollout_generator.{number}"]) for number in (0, 1)} == {4}
-    assert len(set(found["rollout_generator.0"] + found["rollout_generator.1"])) == 8
-    wrong = faults(*CUDA, spread, "actors.rollout_generator.gpus_per_replica=2", "hosts.local.gpus=16")
-    assert "is 2, and the engine's parallel sizes make 4" in wrong[0]
-
-
-def test_a_gpu_that_the_file_names_is_given_to_nobody_else() -> None:
-    found = gpus(CUDA[0], 'actors.learner.settings.device="cuda:0"', "actors.rollout_generator.replicas=2")
-    assert found == {"learner.0": (0,), "rollout_generator.0": (1,), "rollout_generator.1": (2,)}
-    assert gpus_of_actor(load(CUDA[0], 'actors.learner.settings.device="cuda:0"'), "learner.0") is None
-
-
-def test_one_gpu_twice_is_refused_unless_both_take_turns() -> None:
-    named = [f'actors.{role}.settings.device="cuda:0"' for role in ("rollout_generator", "learner")]
-    (fault,) = faults(*named)
-    assert "GPU 0 of host local is that of " in fault
-    assert 'share = "time" in both tables' in fault
-    turns = [f'actors.{role}.share="time"' for role in ("rollout_generator", "learner")]
-    assert faults(*named, *turns, "hosts.local.gpus=1") == []
-    assert "GPU 0" in faults(*named, turns[0])[0]
-    assert gpus(*CUDA, *turns) == {"learner.0": (0,), "rollout_generator.0": (0,)}
-
-
-def test_replicas_of_one_role_take_no_turns_with_each_other() -> None:
-    turns = [f'actors.{role}.share="time"' for role in ("rollout_generator", "learner")]
-    found = gpus(*CUDA, *turns, "actors.rollout_generator.replicas=2")
-    assert {found["rollout_generator.0"], found["rollout_generator.1"]} == {(0,), (1,)}
-
-
 TURNS, SPACE = (
     [f'actors.{role}.share="{share}"' for role in ("rollout_generator", "learner")] for share in ("time", "space")
 )
+NAMED = [f'actors.{role}.settings.device="cuda:0"' for role in ("rollout_generator", "learner")]
+SPREAD = "actors.rollout_generator.settings.engine_settings={tensor_parallel_size=4}"
+VLLM = 'actors.rollout_generator.settings={engine="vllm", device="cuda"}'
+TWO = "actors.rollout_generator.replicas=2"
+ONE_HAS = "GPU 0 of host local is that of "
+TWO_GPUS, UNCOUNTED = Machine("cuda", ["nvidia0", "nvidia1"], None), Machine("hip", ["kfd"], None)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "machine", "told"),
+    [
+        ([], NO_GPU, []),
+        ([*CUDA, SPREAD, "actors.rollout_generator.gpus_per_replica=2", "hosts.local.gpus=16"], NO_GPU, [
+            "is 2, and the engine's parallel sizes make 4"]),
+        (NAMED, NO_GPU, [f'{ONE_HAS} ... share = "time" in both tables']),
+        ([*NAMED, *TURNS, "hosts.local.gpus=1"], NO_GPU, []),
+        ([*NAMED, TURNS[0]], NO_GPU, ["GPU 0"]),
+        ([*NAMED, SPACE[0], TURNS[1]], NO_GPU, [ONE_HAS]),
+        ([*CUDA, *TURNS, TWO, "actors.learner.ranks=2"], NO_GPU, []),
+        ([*CUDA, *TURNS, TWO], NO_GPU, []),
+        ([*TURNS, TWO], NO_GPU, []),
+        ([*CUDA, *SPACE, "hosts.local.gpus=1"], NO_GPU, []),
+        ([CUDA[0], *SPACE], NO_GPU, ['is "space", and no other role that says so has a GPU of this role'] * 2),
+        (SPACE, NO_GPU, ['is "space", and no other role that says so has a GPU of this role'] * 2),
+        ([*CUDA, "actors.rollout_generator.replicas=8", EIGHT], NO_GPU, [
+            "has GPU 8 of host local, and it has 8, counted from 0; its actors need 9"]),
+        ([*CUDA, "actors.rollout_generator.replicas=8"], UNCOUNTED, []),  # nobody knows how many
+        ([*CUDA, "actors.rollout_generator.replicas=8"], TWO_GPUS, ["it has 2"]),
+        (["actors.learner.settings.device=cpu", "actors.learner.gpus_per_replica=1", EIGHT], NO_GPU, [
+            "the role's device is cpu"]),
+        (TURNS[1:], NO_GPU, ['share ... is "time", and no other role that says so has a device of this role']),
+        ([CUDA[0], *TURNS], NO_GPU, ["share", "share"]),
+        ([VLLM, CUDA[1], *TURNS], UNCOUNTED, ["waking from vLLM's sleep mode fails on AMD's GPUs (vllm #52478)"]),
+        ([VLLM, CUDA[1], *TURNS], Machine("cuda", ["nvidia0"], None), []),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_placed_is_refused(overrides: list[str], machine: Machine, told: list[str]) -> None:
+    said = faults(*overrides, machine=machine)
+    assert len(said) == len(told), said
+    for line, parts in zip(said, told, strict=True):
+        assert all(part in line for part in parts.split(" ... ")), line
+
+
+def test_what_spreads_an_engine_multiplies_its_gpus() -> None:
+    found = gpus(*CUDA, SPREAD, TWO)
+    assert {len(found[f"rollout_generator.{number}"]) for number in (0, 1)} == {4}
+    assert len(set(found["rollout_generator.0"] + found["rollout_generator.1"])) == 8
+
+
+def test_a_gpu_that_the_file_names_is_given_to_nobody_else() -> None:
+    found = gpus(CUDA[0], NAMED[1], TWO)
+    assert found == {"learner.0": (0,), "rollout_generator.0": (1,), "rollout_generator.1": (2,)}
+    assert gpus_of_actor(load(CUDA[0], NAMED[1]), "learner.0") is None
+    assert gpus(*CUDA, *TURNS) == {"learner.0": (0,), "rollout_generator.0": (0,)}
+    assert gpus(*CUDA, SPACE[0], TURNS[1]) == {"rollout_generator.0": (0,), "learner.0": (1,)}
+
+
+def test_replicas_of_one_role_take_no_turns_with_each_other() -> None:
+    found = gpus(*CUDA, *TURNS, TWO)
+    assert {found["rollout_generator.0"], found["rollout_generator.1"]} == {(0,), (1,)}
 
 
 def test_all_ranks_of_a_learner_take_turns_with_the_engines_on_their_gpus() -> None:
-    overrides = [*CUDA, *TURNS, "actors.rollout_generator.replicas=2", "actors.learner.ranks=2"]
+    overrides = [*CUDA, *TURNS, TWO, "actors.learner.ranks=2"]
     found, generators = gpus(*overrides), ("rollout_generator.0", "rollout_generator.1")
     assert [found[name] for name in ("learner.0", "learner_ranks.0", *generators)] == [(0,), (1,), (0,), (1,)]
     assert partners(load(*overrides), "learner.0") == generators
     assert partners(load(*overrides), generators[1]) == ("learner.0",)
-    assert faults(*overrides) == []
 
 
 def test_those_take_turns_that_have_one_device_and_both_say_so() -> None:
     generator, learner = "rollout_generator.0", "learner.0"
     for overrides in ([*CUDA, *TURNS], TURNS):  # on one GPU; on the processor of one host
-        topology = load(*overrides, "actors.rollout_generator.replicas=2")
+        topology = load(*overrides, TWO)
         assert partners(topology, generator) == (learner,)
         others = (generator,) if overrides is not TURNS else (generator, "rollout_generator.1")
         assert partners(topology, learner) == others
         assert topology.actors["learner"].targets("device") == ("rollout_generator",)
-        assert faults(*overrides, "actors.rollout_generator.replicas=2") == []
     for overrides in (TURNS[:1], [CUDA[0], *TURNS], []):
         topology = load(*overrides)
         assert partners(topology, learner) == partners(topology, generator) == ()
-
-
-def test_a_role_that_shares_its_device_with_nobody_is_told() -> None:
-    (fault,) = faults(TURNS[1])
-    assert "share" in fault
-    assert 'is "time", and no other role that says so has a device of this role' in fault
-    assert len(faults(CUDA[0], *TURNS)) == 2
-
-
-def test_vllm_does_not_sleep_on_gpus_of_amd() -> None:
-    vllm = 'actors.rollout_generator.settings={engine="vllm", device="cuda"}'
-    (fault,) = faults(vllm, CUDA[1], *TURNS, machine=Machine("hip", ["kfd"], None))
-    assert "waking from vLLM's sleep mode fails on AMD's GPUs (vllm #52478)" in fault
-    assert faults(vllm, CUDA[1], *TURNS, machine=Machine("cuda", ["nvidia0"], None)) == []
 
 
 def test_the_table_says_who_takes_turns_and_who_does_not() -> None:
@@ -133,35 +148,12 @@ def test_the_table_says_who_takes_turns_and_who_does_not() -> None:
 
 
 def test_those_that_share_a_gpu_in_space_take_no_turns() -> None:
-    topology = load(*CUDA, *SPACE, "actors.rollout_generator.replicas=2")
+    topology = load(*CUDA, *SPACE, TWO)
     assert gpus_of_actor(topology, "learner.0") == gpus_of_actor(topology, "rollout_generator.0") == (0,)
     assert gpus_of_actor(topology, "rollout_generator.1") == (1,)
     assert partners(topology, "learner.0", "space") == ("rollout_generator.0",)
     assert partners(topology, "learner.0") == ()
     assert "device" not in topology.actors["learner"].links
-    assert faults(*CUDA, *SPACE, "hosts.local.gpus=1") == []
-
-
-def test_a_gpu_is_shared_in_one_way_and_only_a_gpu_in_space() -> None:
-    assert gpus(*CUDA, SPACE[0], TURNS[1]) == {"rollout_generator.0": (0,), "learner.0": (1,)}
-    named = [f'actors.{role}.settings.device="cuda:0"' for role in ("rollout_generator", "learner")]
-    assert "GPU 0 of host local is that of " in faults(*named, SPACE[0], TURNS[1])[0]
-    for overrides in (SPACE, [CUDA[0], *SPACE]):
-        (fault, _) = faults(*overrides)
-        assert 'is "space", and no other role that says so has a GPU of this role' in fault
-
-
-def test_too_few_gpus_are_told_where_their_number_is_known() -> None:
-    wanted = [*CUDA, "actors.rollout_generator.replicas=8"]
-    (fault,) = faults(*wanted, EIGHT)
-    assert "has GPU 8 of host local, and it has 8, counted from 0; its actors need 9" in fault
-    assert faults(*wanted, machine=Machine("hip", ["kfd"], None)) == []  # nobody knows how many
-    assert "it has 2" in faults(*wanted, machine=Machine("cuda", ["nvidia0", "nvidia1"], None))[0]
-
-
-def test_gpus_for_a_role_on_the_processor_are_a_contradiction() -> None:
-    settings = "actors.learner.settings.device=cpu"
-    assert "the role's device is cpu" in faults(settings, "actors.learner.gpus_per_replica=1", EIGHT)[0]
 
 
 def test_the_check_believes_the_file_about_gpus_and_the_run_does_not() -> None:
@@ -263,3 +255,78 @@ def test_the_memory_of_gpus_is_asked_of_nvidia_smi(tmp_path: Path, monkeypatch: 
     assert gpu_memory() == 40960 << 20
     (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho '[N/A]'\n")
     assert gpu_memory() is None
+
+
+# Ranks of a learner -------------------------------------------------------------------------------------------------
+
+ON_TWO_HOSTS = ["hosts={local={}, a={address='10.0.0.1'}, b={address='10.0.0.2'}}", "actors.learner.hosts=['a', 'b']"]
+
+
+def test_ranks_are_divided_over_hosts() -> None:
+    topology = load(*ON_TWO_HOSTS, "actors.learner.ranks=4")
+    learner = topology.actors["learner"]
+    assert (learner.homes, learner.rank_hosts, learner.ranks_per_host) == (("a",), ("a", "b"), 2)
+    assert topology.main_host == "a"
+    assert topology.homes("learner_ranks") == {0: "a", 1: "b", 2: "b"}
+    lines = describe(topology)
+    assert any(
+        line.split() == ["learner_ranks", "3", "x", "actors.learner.rank:Rank", "on", "a", "(1),", "b", "(2)"]
+        for line in lines
+    )
+
+
+def test_ranks_on_several_hosts_have_gpus_on_each() -> None:
+    settings = [*ON_TWO_HOSTS, "actors.learner.ranks=4", "actors.learner.settings.device='cuda'"]
+    topology = load(*settings)
+    found = {each.actor: (each.host, each.gpus) for each in placement(topology)}
+    ranks = {f"learner_ranks.{number}": place for number, place in enumerate([("a", (1,)), ("b", (0,)), ("b", (1,))])}
+    assert found == {"learner.0": ("a", (0,)), **ranks}
+    assert gpus_of_actor(topology, "learner_ranks.0") == (1,)
+
+
+def test_ranks_of_another_host_are_neither_scaled_nor_drained_nor_swapped() -> None:
+    overrides = [*ON_TWO_HOSTS, "actors.learner.ranks=4", "actors.tool_executor.hosts=['a', 'b']"]
+    topology = load(*overrides)
+    runs = {role: list(topology.wanted(role)) for role in topology.actors}
+    for change, reason in (
+        (ScaleWanted("learner_ranks", 2), "each process of learner_ranks does a part that no other can do"),
+        (DrainWanted("b"), "no other host runs learner_ranks"),
+        (SwapWanted("learner_ranks", "m:Other", (), fresh=False), "swap learner"),
+    ):
+        assert reason in why_not(change, topology, runs, ending=False, busy="")
+
+
+def test_the_mesh_of_ranks() -> None:
+    assert mesh_sizes(4, Parallel()) == MeshSizes(replicate=1, shard=4)
+    assert mesh_sizes(4, Parallel(replicate=2)) == MeshSizes(replicate=2, shard=2)
+    assert mesh_sizes(1, Parallel(compile=True)).ranks == 1
+
+
+RANKS = [
+    (["actors.learner.ranks=4", "model.parallel.shard=3"], "4 ranks are not model.parallel's shard = 3 times"),
+    (["actors.learner.ranks=3", "model.parallel.replicate=2"], "3 ranks cannot be shared by model.parallel.repli"),
+    (["model.parallel.shard=2"], "write ranks = 2, or leave shard out"),
+    (["actors.learner.ranks=2", "model.parallel.compile=true"], "compile is for one rank"),
+    ([*ON_TWO_HOSTS, "actors.learner.ranks=3"], "3 ranks cannot be shared by 2 hosts: each has as many"),
+    (
+        [*ON_TWO_HOSTS, "actors.learner.ranks=2", "actors.learner.settings.weights_in='shared_memory'"],
+        "weights_in: the ranks write policies together, and are on 2 hosts, which share no memory",
+    ),
+    (
+        [*ON_TWO_HOSTS, "actors.learner.ranks=2", "actors.learner.share='time'"],
+        "share: the devices of the other hosts are not shared in time",
+    ),
+    (["actors.tool_executor.ranks=2"], "ToolExecutor is one process"),
+    (["actors.learner.ranks=3", CUDA[1]], "learner_ranks.1 has GPU 2 of host local, and it has 2"),
+    (["actors.learner.ranks=2", 'actors.learner.settings.device="cuda:1"'], 'write "cuda": rank 0 has cuda:0'),
+    (["actors.learner.ranks=4"], ""),
+    (["actors.learner.ranks=2", CUDA[1]], ""),  # as many as GPUs
+    ([*ON_TWO_HOSTS, "actors.learner.ranks=4"], ""),
+]
+
+
+@pytest.mark.parametrize(("overrides", "told"), RANKS)
+def test_ranks_that_cannot_be_are_one_clear_error(overrides: list[str], told: str) -> None:
+    said = faults(*overrides, machine=TWO_GPUS)
+    assert bool(said) == bool(told)
+    assert told in "".join(said[:1])
