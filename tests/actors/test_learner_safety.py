@@ -1,4 +1,6 @@
-"""When a learner saves itself, what it leaves when it is killed then or its policy collapses, and how it waits."""
+"""When a learner saves itself, what it leaves when it is killed then or its policy collapses, how it waits, and what its
+log says.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,7 @@ import json
 import re
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +17,7 @@ import pytest
 import trio
 from hypothesis import given
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 from trio.testing import MockClock
 
 from actors.learner import Learner
@@ -22,6 +26,7 @@ from actors.runtime.process import user_mistake
 from actors.weights.files import Checkpoints
 from agent_rl.config.selection import SelectStage
 from agent_rl.figures import RolloutMeans, StepFigures, TrainingFigures
+from agent_rl.learning.policy_model import PolicyModel
 from agent_rl.messages import ActorStatus, PolicyPublished, Recorded, StageEntered, StageRecorded, StepReady
 from agent_rl.records.checkpoint_files import STATE_FILE, Position, checksum_of_state, read_position
 from agent_rl_contract import LearnerContract
@@ -76,6 +81,17 @@ def test_killed_while_it_deletes_a_checkpoint_it_leaves_none_that_is_half_there(
             saved.remove_all_but(1)
     assert Checkpoints(tmp_path).positions() == [Position(0, 0, 0, 6)]
     assert [path.name for path in tmp_path.iterdir()] == ["version-000000-stage-00-step-000006"]
+
+
+@pytest.mark.parametrize(("block", "said"), [(1, 0), (0, 1)])
+def test_the_log_says_once_that_shared_prompts_are_not_computed_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int, said: int
+) -> None:
+    monkeypatch.setattr(PolicyModel, "_block", lambda *_: block)
+    contract = Contract(Learner)
+    with capture_logs() as logs:
+        contract.run(partial(contract.finish, tmp_path))
+    assert [each["event"].startswith("shared prompts are computed with each") for each in logs].count(True) == said
 
 
 class Collapsing(Learner):

@@ -19,25 +19,15 @@ from actors.sandbox.isolation import control_groups
 from actors.sandbox.owner import interpreter
 from actors.sandbox.owner.functions import FunctionSandbox
 from actors.tool_executor import ToolExecutor
-from actors.weights.files import model_directory
 from agent_rl.environments.base import CheckError
 from agent_rl.environments.python_tools import NOTEBOOK_TOOL, PYTHON_TOOL, notebook
-from agent_rl.messages import (
-    ActorStatus,
-    Judgement,
-    JudgementReply,
-    Sampling,
-    ToolCall,
-    Trajectory,
-    Transcript,
-)
+from agent_rl.messages import ActorStatus, Judgement, JudgementReply, ToolCall, Transcript
 from agent_rl.observe.metrics import MetricsBoard
 from agent_rl_contract.builders import tool_call
 from agent_rl_contract.stage import Stage, running, stand_ins
 from examples.quickstart.arithmetic import Arithmetic
 from tests import builders
 from tests.actors.sandbox.running import eventually, living, named
-from tests.actors.test_rollout_generator import scripted
 from tests.actors.topologies import micro
 
 pytestmark = pytest.mark.real_time
@@ -48,10 +38,7 @@ Ask = Callable[..., Awaitable[Any]]
 async def serving(folder: Path, *, cls: type[ToolExecutor] = ToolExecutor, **settings: Any) -> AsyncIterator[Ask]:
     """A way to send a message to an executor, which runs."""
     topology = micro(folder, tool_executor=settings)
-    async with (
-        stand_ins(topology, "tool_executor") as stage,
-        running(cls, topology, "tool_executor", folder, stage),
-    ):
+    async with stand_ins(topology, "tool_executor") as stage, running(cls, topology, "tool_executor", folder, stage):
         yield asker(stage)
 
 
@@ -346,87 +333,3 @@ async def test_a_judge_that_raises_hangs_or_returns_rubbish_is_a_fault_with_its_
         assert said in replies[text].fault
     assert replies["dies"].judgement == Judgement(0.0, success=False, note="memory_limit")
     assert replies["sound"].judgement == Judgement(1.0, success=True)
-
-
-GENERATOR = "rollout_generator.0"
-ROLLOUTS = 6
-ANSWER = "<answer>\\boxed{4}</answer>"
-
-
-def cell(code: str) -> str:
-    return f'<tool_call>{{"name": "jupyter_code", "arguments": {{"code": "{code}"}}}}</tool_call>'
-
-
-async def test_a_killed_executors_calls_and_sessions_go_on_at_the_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Six sessions, spread over both; one executor dies while all six run a cell: nothing is lost, and it is said."""
-    monkeypatch.setattr(Arithmetic, "tools", (notebook,))
-    topology = micro(tmp_path)
-    entry = topology.actors["tool_executor"].model_copy(update={"replicas": 2})
-    topology = topology.model_copy(update={"actors": {**topology.actors, "tool_executor": entry}})
-    model = model_directory(topology, tmp_path)
-    turns = [cell("x = 40"), cell("import time; time.sleep(1.5)"), cell("print(x + 2)"), ANSWER]
-    generates = scripted(model, lambda number, _: turns[number - 1])
-    at_once: list[int] = []
-    killed: dict[str, int] = {}
-
-    class Counting(ToolExecutor):
-        """Says which calls it was given, and when all rollouts are in the cell that takes long.
-
-        First cells wait for one another: none is done, and counts as no work, before the last one has its executor.
-        """
-
-        async def execute(self, call: ToolCall) -> Any:
-            given.setdefault(self.context.name, []).append(call)
-            if sum(map(len, given.values())) == ROLLOUTS:
-                all_placed.set()
-            await all_placed.wait()
-            if "sleep" in call.arguments.get("code", ""):
-                at_once.append(1)
-                if len(at_once) == ROLLOUTS:
-                    all_sleep.set()
-            return await super().execute(call)
-
-    responses: dict[str, str] = {}
-    given: dict[str, list[ToolCall]] = {}
-    all_placed, all_sleep = trio.Event(), trio.Event()
-
-    async def first_lives(until: trio.Event, stage: Any, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
-        async with running(Counting, topology, "tool_executor", tmp_path, stage, kill=True):
-            await stage.started("tool_executor.0")
-            task_status.started()
-            await until.wait()
-            killed.update(calls=len(given["tool_executor.0"]))
-
-    made: list[Trajectory] = []
-    with trio.fail_after(60):
-        async with (
-            stand_ins(topology, "rollout_generator", "tool_executor") as stage,
-            running(Counting, topology, "tool_executor", tmp_path, stage, replica=1),
-            trio.open_nursery() as nursery,
-        ):
-            stage["learner"].announce("policy", GENERATOR).set(builders.published(3))
-            await nursery.start(first_lives, all_sleep, stage)
-            async with running(generates, topology, "rollout_generator", tmp_path, stage) as generator:
-                push = stage["kv_scheduler"].push("requests", GENERATOR)
-                for number in range(ROLLOUTS):
-                    name = f"s0-g{number:06d}"
-                    sampling = Sampling(1.0, 900, 4)
-                    await push.send(builders.request(rollout=f"{name}/0/0", group=name, sampling=sampling))
-                made += [await stage["roc_filter"].receive(Trajectory) for _ in range(ROLLOUTS)]
-                for each in made:
-                    body = each.unpack()
-                    responses[each.rollout] = generator._chat.decode(body.tokens[body.loss_mask == 0].tolist())
-    assert {trajectory.status for trajectory in made} == {"finished"}
-    assert {call.outcome for trajectory in made for call in trajectory.transcript.calls} == {"success"}
-    assert [len(trajectory.transcript.calls) for trajectory in made] == [3] * ROLLOUTS
-    first, second = given["tool_executor.0"], given["tool_executor.1"]
-    lost = {call.rollout for call in first}
-    assert (len(lost), len(first)) == (ROLLOUTS // 2, killed["calls"])  # by outstanding work, half each
-    moved = [call for call in second if call.rollout in lost]
-    assert {call.state for call in moved if "sleep" in call.arguments["code"]} == {b'["x = 40"]'}
-    assert len(moved) == 2 * len(lost)
-    note = "[The session was lost: its 1 earlier cells were run again.]"
-    assert {rollout for rollout, text in responses.items() if text.count(note) == 1} == lost
-    assert all("<tool_response>42</tool_response>" in text for text in responses.values())
