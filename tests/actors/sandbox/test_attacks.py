@@ -30,7 +30,7 @@ from agent_rl.rollout.parsing import harmless
 from benchmarks.hostile import NUMBERS, Attack, failure
 from benchmarks.hostile import REACH as CATALOGUE
 from tests.actors.sandbox.conftest import Attacked
-from tests.actors.sandbox.running import interpreter_pid, is_alive, living, named, require, wait_until
+from tests.actors.sandbox.running import interpreter_pid, is_alive, living, named, sandboxed, wait_until
 
 MACHINE = platform.machine()
 DATA = tomllib.loads(Path(__file__).with_name("attacks.toml").read_text())
@@ -85,12 +85,8 @@ async def failures(sandbox: Sandbox, attacks: list[Attack]) -> dict[str, str]:
 async def test_every_attack_is_held_and_its_neighbour_unharmed(level: str) -> None:
     if level == "filtered" and kernel.landlock_version() < kernel.LANDLOCK_WITH_SCOPES:
         pytest.skip("this kernel's Landlock does not confine signals")  # and these are sent by root where tests are
-    require(level)
-    async with trio.open_nursery() as nursery:
-        sandbox = Sandbox(isolation=level)  # type: ignore[arg-type]
-        await nursery.start(sandbox.run)
+    async with sandboxed(level) as sandbox:
         assert await failures(sandbox, [attack for attack in CATALOGUE if level in attack.levels]) == {}
-        nursery.cancel_scope.cancel()
 
 
 def test_reading_temporary_files_of_the_host(attacked: Attacked, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -18,40 +19,7 @@ pytestmark = pytest.mark.real_time
 MIB = 1 << 20
 PATIENT = ExecutionLimits(wall_seconds=50, cpu_seconds=50)
 PEAKS = ("memory.peak", "memory.max_usage_in_bytes")
-NEIGHBOUR = "import time\nopen('mine', 'w').write('x')\ntime.sleep(2)\nprint(open('mine').read())"
-BOMB = """
-import os, time
-def fill():
-    x = []
-    while len(x) < 400:
-        x.append(bytearray(b"x") * 2**20)
-    time.sleep(600)
-for _ in range(31):
-    if os.fork() == 0:
-        fill()
-print(os.waitstatus_to_exitcode(os.wait()[1]))
-"""
-
-
-HIDDEN = """
-import mmap, os, time
-def hide():
-    for _ in range(4):
-        held.append(mmap.mmap(-1, 64 << 20, mmap.MAP_SHARED))
-        for at in range(0, 64 << 20, 4096):
-            held[-1][at] = 1
-            if at % (1 << 20) == 0:
-                held[-1].madvise(mmap.MADV_DONTNEED)
-        held[-1].madvise(mmap.MADV_DONTNEED)
-    time.sleep(600)
-held = []
-for _ in range(3):
-    if os.fork() == 0:
-        hide()
-print(os.waitstatus_to_exitcode(os.wait()[1]))
-"""
-"""Memory that is mapped and charged, but on no page that the kernel counts as the process' own when it looks for the
-largest."""
+TOTALS = tomllib.loads(Path(__file__).with_name("attacks.toml").read_text())["totals"]
 
 
 async def beside(sandbox: Sandbox, *codes: str) -> list[ToolOutput]:
@@ -62,7 +30,7 @@ async def beside(sandbox: Sandbox, *codes: str) -> list[ToolOutput]:
         results[number] = await sandbox.execute(code, name=str(number))
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(call, 0, NEIGHBOUR)
+        nursery.start_soon(call, 0, TOTALS["neighbour"])
         await trio.sleep(0.2)
         for number, code in enumerate(codes, 1):
             nursery.start_soon(call, number, code)
@@ -90,7 +58,7 @@ def peak_is_below(sandbox: Sandbox, limit: int) -> None:
 async def test_memory_that_counts_as_no_process_own_ends_calls_before_their_interpreter() -> None:
     """The kernel counts a victim as gone before its shared pages are free: the interpreter can be the next victim."""
     async with sandboxed(groups=["memory"], memory_bytes=400 * MIB, limits=PATIENT) as sandbox:
-        result = await sandbox.execute(named("hidden-memory") + HIDDEN)
+        result = await sandbox.execute(named("hidden-memory") + TOTALS["hidden"])
         assert result.outcome in ("success", "memory_limit"), result  # one of its processes has ended, or it has
         assert await eventually(lambda: living("hidden-memory") == 0)
         assert (await sandbox.execute("print(1)")).stdout == "1\n"
@@ -99,7 +67,7 @@ async def test_memory_that_counts_as_no_process_own_ends_calls_before_their_inte
 
 async def test_a_memory_bomb_of_32_processes_that_each_keep_their_limit() -> None:
     async with strong(["memory"], memory_bytes=600 * MIB) as sandbox:
-        [result] = await beside(sandbox, named("total-bomb") + BOMB)
+        [result] = await beside(sandbox, named("total-bomb") + TOTALS["bomb"])
         assert (result.outcome, result.stdout) == ("success", "-9\n")
         peak_is_below(sandbox, 600 * MIB)
         assert await eventually(lambda: living("total-bomb") == 0)
@@ -121,34 +89,15 @@ async def test_files_of_many_calls_in_memory_count_too() -> None:
         peak_is_below(sandbox, 300 * MIB)
 
 
-FORKS = """
-import os, time
-while True:
-    try:
-        if os.fork() == 0: time.sleep(60)
-    except BlockingIOError:
-        print('refused')
-        break
-"""
-
-
 @pytest.mark.parametrize("level", ["filtered", "limits"])
 async def test_a_fork_bomb_that_no_limit_of_the_user_binds(level: str) -> None:
     limits = replace(PATIENT, processes=8)
     async with sandboxed(level, groups=["pids"], children=4, sessions=0, limits=limits) as sandbox:
-        [result] = await beside(sandbox, named("bomb-in-total") + FORKS)
+        [result] = await beside(sandbox, named("bomb-in-total") + TOTALS["forks"])
         assert (result.outcome, result.stdout) == ("success", "refused\n")
         assert await eventually(lambda: living("bomb-in-total") == 0)
 
 
-LOOK = """
-import ctypes, os
-print([os.path.exists(path) for path in ('/sys', '/proc/self/cgroup', '/cgroup')])
-print(ctypes.CDLL(None).mount(b'x', b'/tmp', b'cgroup2', 0, None))
-print({'sys', 'proc', 'cgroup'} & set(os.listdir('/')))
-"""
-
-
 async def test_looking_for_the_groups() -> None:
     async with strong([]) as sandbox:
-        assert (await beside(sandbox, LOOK))[0].stdout == "[False, False, False]\n-1\nset()\n"
+        assert (await beside(sandbox, TOTALS["look"]))[0].stdout == "[False, False, False]\n-1\nset()\n"

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import trio
 
-from actors.sandbox.owner.client import ExecutionLimits, Sandbox, Weights
-from actors.sandbox.owner.interpreter import WarmUpError
-from tests.actors.sandbox.running import live, sandboxed
+from actors.sandbox.owner.client import ExecutionLimits, Weights
+from tests.actors.sandbox.running import sandboxed
 
 pytestmark = pytest.mark.real_time
 TRACEBACK = """Traceback (most recent call last):
@@ -204,21 +203,6 @@ async def test_a_slow_call_holds_no_other_and_calls_beyond_the_limit_wait():
             assert sandbox.figures["waiting"] == 1  # for a child: two are running
         assert order == ["quick", "first", "second", "slow"]
         assert trio.current_time() - started < 2
-
-
-async def test_figures_count_outcomes():
-    async with sandboxed(interpreters=2) as sandbox:
-        for code in ("1", "1", "1/0"):
-            await sandbox.execute(code)
-        expected = {"calls": 3, "success": 2, "error": 1, "interpreters": 2, "in_flight": 0}
-        assert {name: sandbox.figures[name] for name in expected} == expected
-
-
-async def test_a_module_that_cannot_be_imported_stops_the_sandbox():
-    fault = pytest.RaisesExc(WarmUpError, match="No module named 'no_such_module'")
-    with pytest.RaisesGroup(fault, flatten_subgroups=True):
-        async with live(Sandbox(warm_modules=["no_such_module"])):
-            pass
 
 
 MODULES = ("numpy", "sympy", "os.path")
