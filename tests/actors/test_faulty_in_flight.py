@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
 import structlog.testing
 import trio
 
 from actors.kv_scheduler import KVScheduler
 from actors.roc_filter import RoCFilter
 from actors.rollout_generator import RolloutGenerator
-from actors.runtime.process import user_mistake
 from agent_rl.messages import StepReady
 from agent_rl.records.audit import audit
 from agent_rl.rollout.prompts import ChatFormat
@@ -23,6 +19,7 @@ from agent_rl.scheduling.policies.worst_case import WorstCase
 from agent_rl_contract import FilterContract, GeneratorContract, SchedulerContract
 from agent_rl_contract.builders import opened
 from agent_rl_contract.filter_bench import RIGHT, WRONG, rollout
+from tests.actors.ends import told_at_the_end
 
 
 class ChokesOnTheSecondGroup(RoCFilter):
@@ -33,17 +30,6 @@ class ChokesOnTheSecondGroup(RoCFilter):
         if self.groups == 2:
             return (0, {}[group[0].tokens])
         return super().select(group, rng)
-
-
-@contextmanager
-def told_at_the_end() -> Iterator[list[str]]:
-    """What the user is told of what ends a run."""
-    told: list[str] = []
-    with pytest.raises(BaseException) as failure:  # noqa: PT011 - a group or not, as it comes
-        yield told
-    said = user_mistake(failure.value)
-    assert said is not None, failure.value
-    told.append(said)
 
 
 async def test_a_selection_that_fails_names_the_group_and_the_line_and_a_mended_one_goes_on(tmp_path: Path) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ import pytest
 import trio
 
 from actors.roc_filter import RoCFilter
-from actors.runtime.process import user_mistake
 from agent_rl.config.topology import Topology
 from agent_rl.figures import TrainingFigures
 from agent_rl.messages import (
@@ -29,6 +28,7 @@ from agent_rl.records.audit import audit
 from agent_rl.records.journal import Journal
 from agent_rl_contract.stage import Stage, running, stand_ins
 from tests import builders
+from tests.actors.ends import told_at_the_end
 from tests.actors.topologies import micro
 
 FILTER = "roc_filter.0"
@@ -39,18 +39,6 @@ def two_stages(folder: Path) -> Topology:
     return micro(folder).model_copy(
         update={"stages": (builders.rl_stage(name="a", steps=1), builders.rl_stage(name="b", steps=9))}
     )
-
-
-@contextmanager
-def told_at_the_end() -> Iterator[list[str]]:
-    """What the user is told when the filter ends the run."""
-    said: list[str] = []
-    with pytest.raises(BaseExceptionGroup) as caught:
-        yield said
-    message = user_mistake(caught.value)
-    if message is None:
-        raise caught.value
-    said.append(message)
 
 
 @asynccontextmanager

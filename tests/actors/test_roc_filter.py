@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, nullcontext
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,6 @@ from trio.testing import MockClock
 
 from actors.base import ask
 from actors.roc_filter import RoCFilter
-from actors.runtime.process import user_mistake
 from agent_rl.config.topology import Interim, Topology
 from agent_rl.figures import StageFigures, SupervisedFigures, TrainingFigures
 from agent_rl.files.disk import DiskError, disk_error
@@ -43,6 +42,7 @@ from agent_rl.records.journal import Journal
 from agent_rl.scheduling.ids import group_id
 from agent_rl_contract.stage import Stage, running, stand_ins
 from tests import builders
+from tests.actors.ends import told_at_the_end
 from tests.actors.topologies import micro
 from tests.full_disk import fill, no_file_longer_than, small_disk
 
@@ -64,15 +64,6 @@ async def filtering(
             RoCFilter, topology, "roc_filter", folder, stage, incarnation=incarnation, kill=kill
         ) as actor:
             yield stage, actor
-
-
-@contextmanager
-def told_at_the_end() -> Iterator[list[str]]:
-    """What the user is told when the filter ends the run; nothing when something else does."""
-    said: list[str] = []
-    with pytest.raises(BaseExceptionGroup) as caught:
-        yield said
-    said.append(user_mistake(caught.value) or "")
 
 
 def rows_of(folder: Path, kind: str) -> list[dict[str, Any]]:

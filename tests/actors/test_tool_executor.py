@@ -14,7 +14,6 @@ import pytest
 import trio
 from prometheus_client.parser import text_string_to_metric_families
 
-from actors.runtime.process import user_mistake
 from actors.sandbox.isolation import control_groups
 from actors.sandbox.owner import interpreter
 from actors.sandbox.owner.functions import FunctionSandbox
@@ -27,6 +26,7 @@ from agent_rl_contract.builders import tool_call
 from agent_rl_contract.stage import Stage, running, stand_ins
 from examples.quickstart.arithmetic import Arithmetic
 from tests import builders
+from tests.actors.ends import told_at_the_end
 from tests.actors.sandbox.running import eventually, living, named
 from tests.actors.topologies import micro
 
@@ -44,12 +44,10 @@ async def serving(folder: Path, *, cls: type[ToolExecutor] = ToolExecutor, **set
 
 async def mistake(folder: Path, **settings: Any) -> str:
     """What the user is told of why an executor does not start."""
-    with pytest.raises(BaseExceptionGroup) as caught:
+    with told_at_the_end() as told:
         async with serving(folder, **settings):
             await trio.sleep_forever()
-    message = user_mistake(caught.value)
-    assert message is not None
-    return message
+    return told[0]
 
 
 def asker(stage: Stage) -> Ask:
