@@ -38,12 +38,7 @@ from agent_rl.evaluation.results import (
     read_results,
     write_results,
 )
-from agent_rl.evaluation.topology import (
-    Asked,
-    evaluation_topology,
-    find_model,
-    model_config,
-)
+from agent_rl.evaluation.topology import Asked, evaluation_topology, find_model, model_config
 from agent_rl.files.disk import DiskError, whole
 from agent_rl.files.reading_json import read_json
 from agent_rl.groups.measures import PairedComparison

@@ -96,11 +96,7 @@ def why_not(
 
 
 def _about_drain(
-    name: str,
-    topology: Topology,
-    runs: Mapping[str, Collection[int]],
-    away: Collection[str],
-    absent: Collection[str],
+    name: str, topology: Topology, runs: Mapping[str, Collection[int]], away: Collection[str], absent: Collection[str]
 ) -> str:
     if name not in topology.hosts_in_use:
         return f"the run has no host {name!r}; there are {', '.join(topology.hosts_in_use)}"

@@ -214,18 +214,7 @@ def _announce(
     metrics = actor.metrics() if started and asked_for else ()
     detail = detail or (actor.detail() if started else "")
     status_link.set(
-        ActorStatus(
-            context.name,
-            context.role,
-            state,
-            detail,
-            figures,
-            waiting_for,
-            busy,
-            cpu,
-            metrics,
-            missing,
-        )
+        ActorStatus(context.name, context.role, state, detail, figures, waiting_for, busy, cpu, metrics, missing)
     )
 
 
@@ -297,12 +286,7 @@ async def _run_actor(arguments: argparse.Namespace, base: Path, topology: Topolo
                         pipe.write(packed(pipes.Prepared()))
                     await go.wait()
                 await serve(
-                    actor,
-                    node=node,
-                    status_link=status_link,
-                    stopping=stopping,
-                    nursery=nursery,
-                    on_start=freeze_heap,
+                    actor, node=node, status_link=status_link, stopping=stopping, nursery=nursery, on_start=freeze_heap
                 )
             except Exception:  # logged here, where the log is open, and raised: `main` decides the exit status
                 log.exception("failed")
@@ -324,10 +308,7 @@ async def _obey_signals(stopping: trio.Event, *, task_status: trio.TaskStatus[No
 
 
 async def _watch_lifeline(
-    descriptor: int,
-    node: Node,
-    go: trio.Event,
-    log: structlog.typing.FilteringBoundLogger,
+    descriptor: int, node: Node, go: trio.Event, log: structlog.typing.FilteringBoundLogger
 ) -> None:
     """Read from the lifeline which hosts are lost, and incarnations of nodes. It closes when the supervisor ends."""
     reader = PipeReader(descriptor, Registry.of(pipes))

@@ -17,18 +17,7 @@ import trio
 from actors.runtime.change_rules import in_place
 from actors.runtime.children import ActorChild, start_child
 from actors.runtime.lifecycle import devices_for, drain_order
-from actors.runtime.reconcile import (
-    ENDING,
-    Action,
-    Ending,
-    Fail,
-    Life,
-    Plan,
-    Replaced,
-    Say,
-    Start,
-    Word,
-)
+from actors.runtime.reconcile import ENDING, Action, Ending, Fail, Life, Plan, Replaced, Say, Start, Word
 from actors.runtime.target import Target
 from agent_rl.config.full import resolved_text
 from agent_rl.config.placement import gpus_of_actor
@@ -49,15 +38,7 @@ FAILED_DRAIN_SECONDS = 10.0
 class Process:
     """An actor of this host. ``incarnation`` is the number of the first process. ``added``: see `Life`."""
 
-    def __init__(
-        self,
-        name: str,
-        plan: Plan,
-        kept: Processes,
-        *,
-        incarnation: int,
-        added: bool = False,
-    ) -> None:
+    def __init__(self, name: str, plan: Plan, kept: Processes, *, incarnation: int, added: bool = False) -> None:
         self.name, self.role = name, name.rpartition(".")[0]
         self._kept, self._reports = kept, kept.reports
         self.gpus = gpus_of_actor(kept.topology, name)
@@ -223,13 +204,7 @@ class Processes:
     ``target``: what they are at first.
     """
 
-    def __init__(
-        self,
-        start: SupervisorStart,
-        target: Target,
-        reports: Supervisor,
-        ending: trio.Event,
-    ) -> None:
+    def __init__(self, start: SupervisorStart, target: Target, reports: Supervisor, ending: trio.Event) -> None:
         self.start, self.reports, self._ending = start, reports, ending
         self.trials: set[str] = set()
         """The roles that are swapped back where their processes keep dying: they were swapped lately."""

@@ -172,9 +172,7 @@ Action: TypeAlias = Start | Word | Say | Fail | Replaced | Signal
 P = ParamSpec("P")
 
 
-def _listed(
-    method: Callable[Concatenate[Life, P], Iterator[Action]],
-) -> Callable[Concatenate[Life, P], list[Action]]:
+def _listed(method: Callable[Concatenate[Life, P], Iterator[Action]]) -> Callable[Concatenate[Life, P], list[Action]]:
     @wraps(method)
     def whole(self: Life, /, *args: P.args, **kwargs: P.kwargs) -> list[Action]:
         return list(method(self, *args, **kwargs))

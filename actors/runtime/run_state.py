@@ -30,7 +30,7 @@ from agent_rl.records.document import Document, Role
 
 if TYPE_CHECKING:
     from actors.runtime.start import Start
-    from agent_rl.messages import ActorStatus, Changed
+    from agent_rl.messages import Changed
 
 Undo: TypeAlias = tuple[Role, "tuple[float, Role] | None"]
 """What a role was, and when it was swapped before that from what."""
@@ -227,10 +227,6 @@ class RunState:
         """A process starts, stops or has stopped; or an actor says what it does."""
         if self.document.process(actor, word, detail):
             self._news_of_processes()
-
-    def status(self, status: ActorStatus) -> None:
-        """An actor tells its status."""
-        self.process(status.actor, status.state, status.detail)
 
     def _news_of_processes(self) -> None:
         self._ran |= {name for name, each in self.document.processes.items() if each.state == "up"}

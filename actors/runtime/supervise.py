@@ -25,17 +25,18 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
+from actors.http import Reply, Request, Server, listen
 from actors.runtime.changes import Changes
 from actors.runtime.following import Follower
 from actors.runtime.host_links import HostLinks
 from actors.runtime.lifecycle import drain_order, needed_to_drain
 from actors.runtime.processes import Process, Processes, stop_in_order
 from actors.runtime.run_state import RunState
-from actors.runtime.scraping import listeners_of, serve_metrics
 from actors.runtime.target import UNREADABLE, target_of
 from actors.runtime.tracking import Tracking, writes_rows
 from agent_rl.config.full import resolved_text
 from agent_rl.config.hidden import redacted
+from agent_rl.config.topology import Topology
 from agent_rl.files.disk import DiskError
 from agent_rl.files.leftovers import Janitor
 from agent_rl.messages import ActorStatus, Changed, Progress
@@ -61,6 +62,9 @@ KILLED = 130
 
 REFRESH_SECONDS = 0.5
 MIB = 1 << 20
+SCRAPES_AT_ONCE = 8
+"""Clients of ``GET /metrics`` served at once; further clients get status 503."""
+METRICS = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Supervisor:
@@ -131,16 +135,13 @@ class Supervisor:
                 )
 
     async def run(
-        self,
-        network: Network,
-        received: AsyncIterator[int],
-        beside: Callable[[], Awaitable[None]] | None = None,
+        self, network: Network, received: AsyncIterator[int], beside: Callable[[], Awaitable[None]] | None = None
     ) -> int:
         """Run until the end, over ``network``, and obey the signals in ``received``. Returns the exit code.
 
         ``beside`` runs until the end too, and raises nothing.
         """
-        listeners = await listeners_of(self._topology, self._hosts)
+        listeners = await _listeners(self._topology, self._hosts)
         janitor = Janitor()
         try:
             async with trio.open_nursery() as nursery:
@@ -366,6 +367,32 @@ class Supervisor:
         else:
             self.say(f"{text}; it is killed")
             actor.kill(last=True)
+
+
+async def serve_metrics(listeners: Sequence[trio.SocketListener], text: Callable[[], str]) -> None:
+    """Answer Prometheus until cancelled. ``text`` is called for each scrape."""
+
+    async def respond(request: Request, reply: Reply) -> None:
+        if request.path.partition("?")[0] != "/metrics":
+            await reply.send(404, b"there is /metrics\n", METRICS)
+        elif request.method not in {"GET", "HEAD"}:
+            reply.headers["Allow"] = "GET, HEAD"
+            await reply.send(405, b"only GET and HEAD\n", METRICS)
+        else:
+            await reply.send(200, text().encode("utf-8", "replace"), METRICS)
+
+    await Server(respond, 1024, SCRAPES_AT_ONCE).serve(listeners)
+
+
+async def _listeners(topology: Topology, hosts: Sequence[str]) -> list[trio.SocketListener]:
+    """The listeners for metrics; none unless one of ``hosts`` is the main host, which hears all actors."""
+    run = topology.run
+    if run.metrics_port is None or topology.main_host not in hosts:
+        return []
+    try:
+        return await listen(run.metrics_address, run.metrics_port, shared=False)
+    except OSError as error:
+        raise RunRefused(f"run.metrics_port: {error.strerror}; choose another port or address") from error
 
 
 def _identity(directory: Path) -> tuple[int, int] | None:

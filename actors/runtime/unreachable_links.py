@@ -32,11 +32,7 @@ class UnreachableLinks:
     """Watches the links over which an actor needs an answer or an acknowledgement: push links and call links."""
 
     def __init__(
-        self,
-        node: Node,
-        links: Mapping[str, Any],
-        minutes: float | None,
-        log: structlog.typing.FilteringBoundLogger,
+        self, node: Node, links: Mapping[str, Any], minutes: float | None, log: structlog.typing.FilteringBoundLogger
     ) -> None:
         """``minutes``: after which to give up; None: never."""
         self._node, self._links, self._minutes, self._log = node, links, minutes, log

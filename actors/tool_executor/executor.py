@@ -31,10 +31,7 @@ from actors.tool_executor.context import ExecutorContext, Services, session_name
 from actors.tool_executor.mcp_servers import McpServers
 from actors.tool_executor.user_code import Unanswered, judged, observed, run_tool
 from actors.user_threads import Pause, Threads
-from agent_rl.environments.base import (
-    SNAPSHOT_BYTES,
-    Tool,
-)
+from agent_rl.environments.base import SNAPSHOT_BYTES, Tool
 from agent_rl.environments.load import Environments
 from agent_rl.figures import ActorFigures, ExecutorFigures
 from agent_rl.messages import (

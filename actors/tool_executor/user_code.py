@@ -12,13 +12,7 @@ import trio
 
 from actors.user_threads import DeadlineError, NoThreadError
 from agent_rl.config.plugins import ContractError, defined_at, described, place_of
-from agent_rl.environments.base import (
-    BadArgumentError,
-    BlockedError,
-    CheckError,
-    CheckUnavailableError,
-    ToolOutput,
-)
+from agent_rl.environments.base import BadArgumentError, BlockedError, CheckError, CheckUnavailableError, ToolOutput
 from agent_rl.environments.judging import fault_of, observation, sound_judgement
 from agent_rl.environments.tools import as_output, bounded
 from agent_rl.messages import Judgement, JudgementReply, TurnObserved

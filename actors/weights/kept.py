@@ -129,11 +129,7 @@ class KeptWeights:
         began = self._context.now()
         try:
             with listener:
-                sent = await self._context.in_thread(
-                    work,
-                    limiter=trio.CapacityLimiter(1),
-                    abandon_on_cancel=True,
-                )
+                sent = await self._context.in_thread(work, limiter=trio.CapacityLimiter(1), abandon_on_cancel=True)
         except TransferError as error:  # the generator asks again, if it still lives
             self._log.warning("policy not sent", version=policy.version, epoch=policy.epoch, error=str(error))
         else:

@@ -59,52 +59,12 @@ def broken(suite: type[RoleContract], actor: Any, promise: str, folder: Path, **
     return str(failure.value)
 
 
+def changed(role: type, **attributes: Any) -> type:
+    """The role with other methods or attributes."""
+    return type("Changed", (role,), attributes)
+
+
 # Filters --------------------------------------------------------------------------------------------------------------
-
-
-class AcknowledgesAtOnce(RoCFilter):
-    def defer_ack(self) -> Any:
-        return lambda: None
-
-
-class KeepsTheRightOnly(RoCFilter):
-    def select(self, group: Any, rng: Any) -> tuple[int, ...]:
-        return tuple(index for index, each in enumerate(group) if each.reward)
-
-
-class KeepsTheFirstTwice(RoCFilter):
-    def select(self, group: Any, rng: Any) -> tuple[int, ...]:
-        return (0, *super().select(group, rng))
-
-
-class KeepsNothing(RoCFilter):
-    def select(self, group: Any, rng: Any) -> tuple[int, ...]:
-        return ()
-
-
-class SelectsByChance(RoCFilter):
-    def select(self, group: Any, rng: Any) -> tuple[int, ...]:
-        return super().select(group, random.Random())
-
-
-class LooksAtNoClasses(RoCFilter):
-    def selection(self) -> Any:
-        return lambda group, rng: (0, next(at for at, each in enumerate(group) if each.reward != group[0].reward))
-
-
-class CountsFromTheNewestToken(RoCFilter):
-    def _trajectory(self, trajectory: Any) -> None:
-        super()._trajectory(replace(trajectory, oldest=trajectory.newest))
-
-
-class NamesStepsFirst(RoCFilter):
-    def _perform(self, instructions: Any) -> None:
-        super()._perform(list(reversed(instructions)))
-
-
-class ClosesNoEmptySteps(RoCFilter):
-    def _perform(self, instructions: Any) -> None:
-        super()._perform([i for i in instructions if not isinstance(i, Closed) or i.step.trained])
 
 
 class ForgetsItsJournal(RoCFilter):
@@ -112,11 +72,6 @@ class ForgetsItsJournal(RoCFilter):
         fresh = self._book.entered is None
         self._perform(self._book.enter(entered, next_version=entered.version))
         return fresh
-
-
-class SendsNothingAgain(RoCFilter):
-    def _resend(self, entered: Any) -> None:
-        pass
 
 
 class KeepsTheEpoch(RoCFilter):
@@ -171,18 +126,44 @@ class EvaluatesTooEarly(RoCFilter):
         self._book.stages = [*self._book.stages[:1], self._book.stages[1].model_copy(update={"problems": 1})]
 
 
+def select_by_chance(self: RoCFilter, group: Any, rng: Any) -> Any:
+    return RoCFilter.select(self, group, random.Random())
+
+
+def look_at_no_classes(self: RoCFilter) -> Any:
+    return lambda group, rng: (0, next(at for at, each in enumerate(group) if each.reward != group[0].reward))
+
+
+def perform_no_empty_steps(self: RoCFilter, instructions: Any) -> None:
+    RoCFilter._perform(self, [i for i in instructions if not isinstance(i, Closed) or i.step.trained])
+
+
+COMPLETE = "a_complete_group_becomes_one_training_group"
+BUDGET = "groups_are_opened_within_the_staleness_budget_and_up_to_it"
 FILTERS = [
-    (AcknowledgesAtOnce, "nothing_is_acknowledged_before_it_is_durable", "did not hold yet"),
-    (KeepsTheRightOnly, "a_complete_group_becomes_one_training_group", "only rollouts with the reward 1"),
-    (KeepsTheFirstTwice, "a_complete_group_becomes_one_training_group", "each position once"),
-    (KeepsNothing, "a_complete_group_becomes_one_training_group", "were not sent"),
-    (SelectsByChance, "the_same_groups_are_selected_alike", "kept different rollouts"),
-    (LooksAtNoClasses, "a_complete_group_becomes_one_training_group", "are due"),
-    (CountsFromTheNewestToken, "a_complete_group_becomes_one_training_group", "the oldest token's is"),
-    (NamesStepsFirst, "steps_are_closed_in_order_with_groups_sent_before", "not sent before it"),
-    (ClosesNoEmptySteps, "equal_rewards_are_not_trained_and_count_towards_the_step", "no StepReady"),
+    ({"defer_ack": lambda self: lambda: None}, "nothing_is_acknowledged_before_it_is_durable", "did not hold yet"),
+    (
+        {"select": lambda self, group, rng: tuple(index for index, each in enumerate(group) if each.reward)},
+        COMPLETE,
+        "only rollouts with the reward 1",
+    ),
+    ({"select": lambda self, group, rng: (0, *RoCFilter.select(self, group, rng))}, COMPLETE, "each position once"),
+    ({"select": lambda self, group, rng: ()}, COMPLETE, "were not sent"),
+    ({"select": select_by_chance}, "the_same_groups_are_selected_alike", "kept different rollouts"),
+    ({"selection": look_at_no_classes}, COMPLETE, "are due"),
+    (
+        {"_trajectory": lambda self, made: RoCFilter._trajectory(self, replace(made, oldest=made.newest))},
+        COMPLETE,
+        "the oldest token's is",
+    ),
+    (
+        {"_perform": lambda self, instructions: RoCFilter._perform(self, list(reversed(instructions)))},
+        "steps_are_closed_in_order_with_groups_sent_before",
+        "not sent before it",
+    ),
+    ({"_perform": perform_no_empty_steps}, "equal_rewards_are_not_trained_and_count_towards_the_step", "no StepReady"),
     (ForgetsItsJournal, "killed_at_any_time_it_loses_nothing_and_doubles_nothing", "no StepReady"),
-    (SendsNothingAgain, "a_restarted_learner_is_sent_what_it_has_not_trained", "due again"),
+    ({"_resend": lambda self, entered: None}, "a_restarted_learner_is_sent_what_it_has_not_trained", "due again"),
     (KeepsTheEpoch, "a_restarted_learner_is_sent_what_it_has_not_trained", "new epoch"),
     (KnowsNothingUnfinished, "unfinished_groups_are_told_with_what_they_lack", "the answer names 0"),
     (AsksForNothingAgain, "failed_rollouts_are_sampled_again_then_given_up", "no retry"),
@@ -207,10 +188,6 @@ class Overspends(KVScheduler):
         ]
 
 
-class Underspends(Overspends):
-    more = -1
-
-
 class OpensMoreThanTheStage(KVScheduler):
     async def start(self) -> None:
         await super().start()
@@ -226,21 +203,6 @@ class Asks(KVScheduler):
 
     def _do(self, instructions: Any) -> None:
         super()._do([each for instruction in instructions for each in self.changed(instruction)])
-
-
-class RequestsTwice(Asks):
-    def changed(self, instruction: Any) -> list[Any]:
-        return [instruction] * (1 + isinstance(instruction, Assign))
-
-
-class ForgetsASample(Asks):
-    def changed(self, instruction: Any) -> list[Any]:
-        return [] if isinstance(instruction, Assign) and instruction.request.sample == 3 else [instruction]
-
-
-class NeverCallsOff(Asks):
-    def changed(self, instruction: Any) -> list[Any]:
-        return [] if isinstance(instruction, Unwanted) else [instruction]
 
 
 class RequestsBeforeItIsRecorded(Asks):
@@ -272,15 +234,6 @@ class CountsMoreCache(KVScheduler):
         await super().handle(message)
 
 
-class PromisesTooMuch(CountsMoreCache):
-    max_rollouts = 99
-
-
-class DrawsProblemsByChance(KVScheduler):
-    def problem(self, stage: int, number: int, purpose: Any) -> Any:
-        return super().problem(stage, random.randrange(10**6), purpose)
-
-
 class ServesAnyEngine(KVScheduler):
     async def start(self) -> None:
         await super().start()
@@ -294,19 +247,35 @@ class ServesAnyEngine(KVScheduler):
         members._look = any_will_do  # type: ignore[method-assign]
 
 
+def draw_by_chance(self: KVScheduler, stage: int, number: int, purpose: Any) -> Any:
+    return KVScheduler.problem(self, stage, random.randrange(10**6), purpose)
+
+
+def without_the_last_sample(self: Asks, asked: Any) -> list[Any]:
+    return [] if isinstance(asked, Assign) and asked.request.sample == 3 else [asked]
+
+
 SCHEDULERS = [
-    (Overspends, "groups_are_opened_within_the_staleness_budget_and_up_to_it", "may be"),
-    (Underspends, "groups_are_opened_within_the_staleness_budget_and_up_to_it", "only"),
+    (Overspends, BUDGET, "may be"),
+    (changed(Overspends, more=-1), BUDGET, "only"),
     (OpensMoreThanTheStage, "no_more_groups_are_opened_than_the_stage_trains", "for a step of 2"),
-    (RequestsTwice, "each_sample_is_requested_exactly_once", "more than once"),
-    (ForgetsASample, "each_sample_is_requested_exactly_once", "never requested"),
-    (NeverCallsOff, "rollouts_of_dropped_groups_are_called_off", "was told []"),
+    (
+        changed(Asks, changed=lambda self, asked: [asked] * (1 + isinstance(asked, Assign))),
+        "each_sample_is_requested_exactly_once",
+        "more than once",
+    ),
+    (changed(Asks, changed=without_the_last_sample), "each_sample_is_requested_exactly_once", "never requested"),
+    (
+        changed(Asks, changed=lambda self, asked: [] if isinstance(asked, Unwanted) else [asked]),
+        "rollouts_of_dropped_groups_are_called_off",
+        "was told []",
+    ),
     (RequestsBeforeItIsRecorded, "a_group_is_recorded_before_its_rollouts_are_requested", "before their group"),
     (StartsFromNothing, "nothing_is_opened_before_the_filter_said_what_is_open", "about the stages []"),
     (StartsFromNothing, "a_restarted_scheduler_asks_for_what_is_missing_and_for_nothing_else", "asked for []"),
     (NeverRetries, "failed_rollouts_are_requested_again_once", "requested 0 times"),
-    (PromisesTooMuch, "no_engine_is_promised_more_than_it_has", "at once"),
-    (DrawsProblemsByChance, "what_a_group_is_about_follows_from_seed_and_number", "different"),
+    (changed(CountsMoreCache, max_rollouts=99), "no_engine_is_promised_more_than_it_has", "at once"),
+    ({"problem": draw_by_chance}, "what_a_group_is_about_follows_from_seed_and_number", "different"),
     (ServesAnyEngine, "a_new_stage_starts_afresh", "no engine serves"),
 ]
 
@@ -373,20 +342,18 @@ def without_tags(self: Any, **outcome: Any) -> Trajectory:
     return replace(Episode.trajectory(self, **outcome), tags=TagCounts())
 
 
-class AcknowledgesOnReceipt(RolloutGenerator):
-    def defer_ack(self) -> Any:
-        return lambda: None
-
-
 class SamplesTwice(RolloutGenerator):
     async def _rollout(self, request: Any) -> None:
         again = request.rollout in self._running
         await super()._rollout(replace(request, rollout=f"{request.rollout}-again") if again else request)
 
 
-class NeverCancels(RolloutGenerator):
+class HardOfHearing(RolloutGenerator):
+    def hears(self, message: Any) -> bool:
+        return True
+
     async def handle(self, message: Any) -> None:
-        if not isinstance(message, GroupsUnwanted):
+        if self.hears(message):
             await super().handle(message)
 
 
@@ -399,25 +366,10 @@ class BlamesTheModel(RolloutGenerator):
         return True
 
 
-class DrawsByChance(RolloutGenerator):
-    def make_episode(self, request: Any) -> Episode:
-        return super().make_episode(replace(request, seed=random.randrange(2**62)))
-
-
-class KeepsTheFirstPolicy(RolloutGenerator):
-    async def handle(self, message: Any) -> None:
-        if not (isinstance(message, PolicyPublished) and self._served.ready.is_set()):
-            await super().handle(message)
-
-
 class StartsWithoutAPolicy(RolloutGenerator):
     async def start(self) -> None:
         await super().start()
         self._served.ready.set()
-
-
-class OneRolloutAtATime(RolloutGenerator):
-    concurrency = 1
 
 
 class OneCallAtATime(RolloutGenerator):
@@ -444,81 +396,87 @@ class RaisingFormat(ChatFormat):
         return super().calls(text)
 
 
-class RaisesOnMalformedCalls(RolloutGenerator):
-    chat_format = RaisingFormat
+def make_by_chance(self: RolloutGenerator, request: Any) -> Episode:
+    return RolloutGenerator.make_episode(self, replace(request, seed=random.randrange(2**62)))
 
 
-class ForgetsItsRequests(RolloutGenerator):
-    async def handle(self, message: Any) -> None:
-        if self.context.incarnation == 1 or isinstance(message, PolicyPublished):
-            await super().handle(message)
+def hears_no_later_policy(self: Any, message: Any) -> bool:
+    return not (isinstance(message, PolicyPublished) and self._served.ready.is_set())
 
 
+def hears_no_requests_at_first(self: Any, message: Any) -> bool:
+    return self.context.incarnation == 1 or isinstance(message, PolicyPublished)
+
+
+ANSWERED = "each_request_is_answered_by_one_trajectory_and_acknowledged_with_it"
+WRITTEN = "every_token_says_who_wrote_it_and_how_likely_it_was"
+EXACT = "tokens_go_in_as_they_came_out"
 GENERATORS = [
-    (AcknowledgesOnReceipt, "each_request_is_answered_by_one_trajectory_and_acknowledged_with_it", "before its"),
-    (OneRolloutAtATime, "each_request_is_answered_by_one_trajectory_and_acknowledged_with_it", "waits for"),
-    (appending(all_the_models), "every_token_says_who_wrote_it_and_how_likely_it_was", "loss mask"),
-    (appending(without_logprobs), "every_token_says_who_wrote_it_and_how_likely_it_was", "log-prob"),
-    (appending(of_a_later_policy), "every_token_says_who_wrote_it_and_how_likely_it_was", "policy"),
-    (
-        generator_with(trajectory=without_tags),
-        "every_token_says_who_wrote_it_and_how_likely_it_was",
-        "the response has",
-    ),
-    (
-        generator_with(tokens_of=lambda self, strand: strand.tokens),
-        "tokens_go_in_as_they_came_out",
-        "continue the prompt",
-    ),
-    (NeverReleases, "tokens_go_in_as_they_came_out", "was not told"),
-    (DrawsByChance, "the_same_request_gives_the_same_trajectory", "two different"),
+    ({"defer_ack": lambda self: lambda: None}, ANSWERED, "before its"),
+    ({"concurrency": 1}, ANSWERED, "waits for"),
+    (appending(all_the_models), WRITTEN, "loss mask"),
+    (appending(without_logprobs), WRITTEN, "log-prob"),
+    (appending(of_a_later_policy), WRITTEN, "policy"),
+    (generator_with(trajectory=without_tags), WRITTEN, "the response has"),
+    (generator_with(tokens_of=lambda self, strand: strand.tokens), EXACT, "continue the prompt"),
+    (NeverReleases, EXACT, "was not told"),
+    ({"make_episode": make_by_chance}, "the_same_request_gives_the_same_trajectory", "two different"),
     (OneCallAtATime, "calls_of_a_turn_run_at_once_and_come_back_in_order", "waits for the first"),
-    (RaisesOnMalformedCalls, "what_goes_wrong_in_a_call_is_told_to_the_model", "ValueError: not JSON"),
+    ({"chat_format": RaisingFormat}, "what_goes_wrong_in_a_call_is_told_to_the_model", "ValueError: not JSON"),
     (BlamesTheModel, "infrastructure_that_fails_is_no_fault_of_the_model", "'finished'"),
     (SamplesTwice, "a_rollout_asked_for_twice_is_sampled_once_and_answers_both", "2 trajectories of one"),
-    (NeverCancels, "rollouts_nobody_wants_are_cancelled_and_others_go_on", "no Trajectory"),
-    (KeepsTheFirstPolicy, "a_policy_published_in_flight_shows_on_every_later_token", "waits for the rollout"),
+    (
+        changed(HardOfHearing, hears=lambda self, message: not isinstance(message, GroupsUnwanted)),
+        "rollouts_nobody_wants_are_cancelled_and_others_go_on",
+        "no Trajectory",
+    ),
+    (
+        changed(HardOfHearing, hears=hears_no_later_policy),
+        "a_policy_published_in_flight_shows_on_every_later_token",
+        "waits for the rollout",
+    ),
     (StartsWithoutAPolicy, "nothing_is_sampled_before_a_policy_is_published", "nobody published"),
     (generator_with(budget_of=lambda self, strand: 10_000), "a_rollout_ends_at_its_limits", "1: 'finished'"),
-    (ForgetsItsRequests, "killed_in_the_middle_it_answers_every_request_after_its_restart", "of the samples []"),
+    (
+        changed(HardOfHearing, hears=hears_no_requests_at_first),
+        "killed_in_the_middle_it_answers_every_request_after_its_restart",
+        "of the samples []",
+    ),
 ]
 
 
 # Executors ------------------------------------------------------------------------------------------------------------
 
 
-class AnswersUnderAnotherName(ToolExecutor):
+class Altering(ToolExecutor):
+    """Changes calls before they run, and their results."""
+
+    def call(self, call: ToolCall) -> ToolCall:
+        return call
+
+    def result(self, result: ToolResult) -> ToolResult:
+        return result
+
     async def execute(self, call: ToolCall) -> ToolResult:
-        return replace(await super().execute(call), call="another")
+        return self.result(await super().execute(self.call(call)))
 
 
-class MixesResultsUp(ToolExecutor):
-    async def execute(self, call: ToolCall) -> ToolResult:
-        return replace(await super().execute(call), stdout="42", value="")
+def raise_on_unknown_tools(self: Altering, call: ToolCall) -> ToolCall:
+    if call.tool != PYTHON_TOOL:
+        raise KeyError(call.tool)
+    return call
 
 
-class RaisesOnUnknownTools(ToolExecutor):
-    async def execute(self, call: ToolCall) -> ToolResult:
-        if call.tool != PYTHON_TOOL:
-            raise KeyError(call.tool)
-        return await super().execute(call)
-
-
-class RaisesOnMissingArguments(ToolExecutor):
-    async def execute(self, call: ToolCall) -> ToolResult:
-        if call.tool == PYTHON_TOOL:
-            assert len(call.arguments["code"])
-        return await super().execute(call)
+def raise_on_missing_arguments(self: Altering, call: ToolCall) -> ToolCall:
+    if call.tool == PYTHON_TOOL:
+        assert len(call.arguments["code"])
+    return call
 
 
 class HasNoDeadline(ToolExecutor):
     async def start(self) -> None:
         self.context.settings = self.context.settings.model_copy(update={"wall_seconds": 60.0, "cpu_seconds": 60.0})
         await super().start()
-
-
-class OneAtATime(ToolExecutor):
-    concurrency = 1
 
 
 class BelievesEverything(ToolExecutor):
@@ -528,11 +486,6 @@ class BelievesEverything(ToolExecutor):
         return replace(reply, judgement=right) if isinstance(message, JudgementWanted) else reply
 
 
-class ForgetsTheSnapshot(ToolExecutor):
-    async def execute(self, call: ToolCall) -> ToolResult:
-        return await super().execute(replace(call, state=b""))
-
-
 class LacksATool(ToolExecutor):
     async def start(self) -> None:
         await super().start()
@@ -540,15 +493,25 @@ class LacksATool(ToolExecutor):
 
 
 QUICK = {"settings": {"wall_seconds": 0.5, "cpu_seconds": 1.0}, "deadline_seconds": 0.2}
+RETURNED, OUTCOME = "calls_are_answered_with_what_the_tool_returned", "what_is_wrong_with_a_call_is_an_outcome"
+OVER = "an_endless_call_is_over_at_its_deadline_and_holds_up_nobody"
 EXECUTORS = [
-    (AnswersUnderAnotherName, "calls_are_answered_with_what_the_tool_returned", "under the name another"),
-    (MixesResultsUp, "calls_are_answered_with_what_the_tool_returned", "is not in"),
-    (RaisesOnUnknownTools, "what_is_wrong_with_a_call_is_an_outcome", "KeyError"),
-    (RaisesOnMissingArguments, "what_is_wrong_with_a_call_is_an_outcome", "KeyError"),
-    (HasNoDeadline, "an_endless_call_is_over_at_its_deadline_and_holds_up_nobody", "still ran"),
-    (OneAtATime, "an_endless_call_is_over_at_its_deadline_and_holds_up_nobody", "waited for an endless one"),
+    (
+        changed(Altering, result=lambda self, result: replace(result, call="another")),
+        RETURNED,
+        "under the name another",
+    ),
+    (changed(Altering, result=lambda self, result: replace(result, stdout="42", value="")), RETURNED, "is not in"),
+    (changed(Altering, call=raise_on_unknown_tools), OUTCOME, "KeyError"),
+    (changed(Altering, call=raise_on_missing_arguments), OUTCOME, "KeyError"),
+    (HasNoDeadline, OVER, "still ran"),
+    ({"concurrency": 1}, OVER, "waited for an endless one"),
     (BelievesEverything, "answers_are_judged_rightly", "was judged True"),
-    (ForgetsTheSnapshot, "a_tool_with_state_goes_on_from_the_snapshot_that_comes_with_the_call", "does not go on"),
+    (
+        changed(Altering, call=lambda self, call: replace(call, state=b"")),
+        "a_tool_with_state_goes_on_from_the_snapshot_that_comes_with_the_call",
+        "does not go on",
+    ),
     (LacksATool, "it_runs_the_tools_of_the_environments", "declared and unknown"),
 ]
 
@@ -613,10 +576,6 @@ class UnlearnsWhatIsRewarded(Learner):
         trainer.loss = changed
 
 
-class LearnsNothing(UnlearnsWhatIsRewarded):
-    factor = 0.0
-
-
 class DriftsInEmptySteps(Learner):
     async def _step(self, stage: Any, ready: Any) -> None:
         for parameter in self._model.trainer.model.module.parameters():
@@ -624,18 +583,14 @@ class DriftsInEmptySteps(Learner):
         await super()._step(stage, ready)
 
 
-class SavesNothing(Learner):
-    async def _checkpoint(self, **how: Any) -> None:
-        pass
+async def save_nothing(self: Learner, **how: Any) -> None:
+    pass
 
 
 class SavesOnlyStages(Learner):
     async def stop(self) -> None:
-        self._checkpoint = self._no_checkpoint  # type: ignore[method-assign]
+        self._checkpoint = partial(save_nothing, self)  # type: ignore[method-assign]
         await super().stop()
-
-    async def _no_checkpoint(self, **how: Any) -> None:
-        pass
 
 
 class StartsAfresh(Learner):
@@ -655,11 +610,15 @@ LEARNERS = [
     (TrainsTheLastFirst, "steps_are_trained_in_order_and_once_each", "never said that it was finished"),
     (PublishesOnce, "policies_only_rise_and_their_weights_can_be_fetched", "the last policy is of version 1"),
     (ForgetsTheWeights, "policies_only_rise_and_their_weights_can_be_fetched", "there is no file"),
-    (LearnsNothing, "policies_only_rise_and_their_weights_can_be_fetched", "changed nothing"),
+    (
+        changed(UnlearnsWhatIsRewarded, factor=0.0),
+        "policies_only_rise_and_their_weights_can_be_fetched",
+        "changed nothing",
+    ),
     (DoesNotWait, "a_step_is_recorded_before_the_next_is_trained", "meanwhile"),
     (UnlearnsWhatIsRewarded, "what_was_rewarded_becomes_likelier", "after training"),
     (DriftsInEmptySteps, "an_empty_step_is_counted_and_changes_nothing", "changed the weights"),
-    (SavesNothing, "checkpoints_load_as_models", "no checkpoint is left"),
+    ({"_checkpoint": save_nothing}, "checkpoints_load_as_models", "no checkpoint is left"),
     (SavesOnlyStages, "stopped_it_leaves_a_checkpoint_of_where_it_is", "it saved version"),
     (StartsAfresh, "killed_it_goes_on_from_its_checkpoint_to_the_same_weights", "it went on in stage 0"),
     (ForgetsTheOptimizer, "killed_it_goes_on_from_its_checkpoint_to_the_same_weights", "other weights"),
@@ -667,20 +626,20 @@ LEARNERS = [
 
 
 BROKEN = [
-    (suite, *each)
-    for suite, actors in (
-        (FilterContract, FILTERS),
-        (SchedulerContract, SCHEDULERS),
-        (GeneratorContract, GENERATORS),
-        (ExecutorContract, EXECUTORS),
-        (LearnerContract, LEARNERS),
+    (suite, actor if isinstance(actor, type) else changed(role, **actor), promise, said)
+    for suite, role, actors in (
+        (FilterContract, RoCFilter, FILTERS),
+        (SchedulerContract, KVScheduler, SCHEDULERS),
+        (GeneratorContract, RolloutGenerator, GENERATORS),
+        (ExecutorContract, ToolExecutor, EXECUTORS),
+        (LearnerContract, Learner, LEARNERS),
     )
-    for each in actors
+    for actor, promise, said in actors
 ]
 
 
 @pytest.mark.parametrize(
-    ("suite", "actor", "promise", "said"), BROKEN, ids=lambda value: getattr(value, "__name__", None)
+    ("suite", "actor", "promise", "said"), BROKEN, ids=lambda value: getattr(value, "__name__", value)
 )
 def test_a_broken_actor_fails(suite: Any, actor: Any, promise: str, said: str, tmp_path: Path) -> None:
     attributes = QUICK if suite is ExecutorContract else {}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,11 +21,10 @@ from actors.rollout_generator.starting import RolloutGeneratorSettings, make_eng
 from actors.weights.files import model_directory
 from agent_rl.config.standard import DEVICE
 from agent_rl.config.topology import Topology
-from agent_rl.messages import DeviceTurn, RolloutRequest, Trajectory
+from agent_rl.messages import DeviceTurn, Trajectory
 from agent_rl_contract.scripted import ScriptedEngine
 from agent_rl_contract.stage import running, stand_ins
 from tests import builders
-from tests.actors.simulated_run import in_virtual_time
 from tests.actors.test_rollout_generator import scripted
 from tests.actors.topologies import micro
 from transport import PeerBack, PeerGone, PeerLeft, PeerReplaced, PeerSilent
@@ -124,76 +125,59 @@ async def test_a_turn_that_fails_is_given_back(tmp_path: Path) -> None:
         assert turns.happened[-2:] == ["asleep", "awake"]
 
 
-def test_a_generator_sleeps_amid_a_rollout_and_wakes_when_the_learner_is_lost(tmp_path: Path) -> None:
+@asynccontextmanager
+async def generating(folder: Path, text: str) -> AsyncIterator[tuple[Any, RolloutGenerator, ScriptedEngine]]:
+    """A generator that has started and shares its device, its peers, and its engine, which writes this text."""
+    topology = sharing(folder)
+    made: list[ScriptedEngine] = []
+    generates = scripted(model_directory(topology, folder), lambda *_: text, made=made.append)
+    async with stand_ins(topology, "rollout_generator") as stage:
+        stage["learner"].announce("policy", GENERATOR).set(builders.published(3))
+        async with running(generates, topology, "rollout_generator", folder, stage) as actor:
+            await stage.started(GENERATOR)
+            assert isinstance(actor, RolloutGenerator)
+            yield stage, actor, made[0]
+
+
+async def until(condition: Any) -> None:
+    with trio.fail_after(60.0):
+        while not condition():  # noqa: ASYNC110 - the engine of a stand-in has no event for both ways
+            await trio.sleep(0.01)
+
+
+async def test_a_generator_sleeps_amid_a_rollout_and_wakes_when_the_learner_is_lost(tmp_path: Path) -> None:
     """Told again by a learner that was only silent, it sleeps again; and the rollout ends as if nothing had been."""
-    topology = sharing(tmp_path)
-    model = model_directory(topology, tmp_path)
-    made: list[ScriptedEngine] = []
-
-    generates = scripted(model, lambda *_: "<answer>4</answer>" * 9, made=made.append)
-
-    async def until(condition: Any) -> None:
-        with trio.fail_after(60.0):
-            while not condition():  # noqa: ASYNC110 - the engine of a stand-in has no event for both ways
-                await trio.sleep(0.01)
-
-    async def main() -> None:
-        async with stand_ins(topology, "rollout_generator") as stage:
-            learner = stage["learner"]
-            learner.announce("policy", GENERATOR).set(builders.published(3))
-            async with running(generates, topology, "rollout_generator", tmp_path, stage) as actor:
-                assert isinstance(actor, RolloutGenerator)
-                await stage.started(GENERATOR)
-                device = learner.announce(DEVICE, GENERATOR)
-                (engine,) = made
-                device.set(DeviceTurn(training=False))
-                await until(lambda: engine.policy.version == 3)
-                device.set(DeviceTurn(training=True))
-                await device.acknowledged()
-                assert engine.asleep
-                request = builders.request()
-                assert isinstance(request, RolloutRequest)
-                await stage["kv_scheduler"].push("requests", GENERATOR).send(request)
-                await until(lambda: engine.requests)
-                await trio.sleep(1.0)
-                assert engine.figures.generated_tokens == 0
-                assert actor.waiting_for().startswith("learner: ")
-                actor.peer_changed(PeerGone(LEARNER, 20.0))
-                await until(lambda: not engine.asleep)
-                device.set(DeviceTurn(training=True))
-                await device.acknowledged()
-                assert engine.asleep
-                device.set(DeviceTurn(training=False))
-                trajectory = await stage["roc_filter"].receive(Trajectory)
-                assert trajectory.status in {"finished", "truncated"}
-                assert not engine.asleep
-
-    in_virtual_time(main)
+    async with generating(tmp_path, "<answer>4</answer>" * 9) as (stage, actor, engine):
+        device = stage["learner"].announce(DEVICE, GENERATOR)
+        device.set(DeviceTurn(training=False))
+        await until(lambda: engine.policy.version == 3)
+        device.set(DeviceTurn(training=True))
+        await device.acknowledged()
+        assert engine.asleep
+        await stage["kv_scheduler"].push("requests", GENERATOR).send(builders.request())
+        await until(lambda: engine.requests)
+        await trio.sleep(1.0)
+        assert engine.figures.generated_tokens == 0
+        assert actor.waiting_for().startswith("learner: ")
+        actor.peer_changed(PeerGone(LEARNER, 20.0))
+        await until(lambda: not engine.asleep)
+        device.set(DeviceTurn(training=True))
+        await device.acknowledged()
+        assert engine.asleep
+        device.set(DeviceTurn(training=False))
+        trajectory = await stage["roc_filter"].receive(Trajectory)
+        assert trajectory.status in {"finished", "truncated"}
+        assert not engine.asleep
 
 
-def test_a_generator_begins_asleep_until_the_learner_has_said_that_it_does_not_train(tmp_path: Path) -> None:
-    topology = sharing(tmp_path)
-    model = model_directory(topology, tmp_path)
-    made: list[ScriptedEngine] = []
-
-    generates = scripted(model, lambda *_: "", made=made.append)
-
-    async def main() -> None:
-        async with stand_ins(topology, "rollout_generator") as stage:
-            learner = stage["learner"]
-            learner.announce("policy", GENERATOR).set(builders.published(3))
-            async with running(generates, topology, "rollout_generator", tmp_path, stage) as actor:
-                await stage.started(GENERATOR)
-                (engine,) = made
-                assert engine.asleep
-                assert isinstance(actor, RolloutGenerator)
-                assert actor.waiting_for().startswith("learner: ")
-                device = learner.announce(DEVICE, GENERATOR)
-                device.set(DeviceTurn(training=False))
-                await device.acknowledged()
-                assert not engine.asleep
-
-    in_virtual_time(main)
+async def test_a_generator_begins_asleep_until_the_learner_has_said_that_it_does_not_train(tmp_path: Path) -> None:
+    async with generating(tmp_path, "") as (stage, actor, engine):
+        assert engine.asleep
+        assert actor.waiting_for().startswith("learner: ")
+        device = stage["learner"].announce(DEVICE, GENERATOR)
+        device.set(DeviceTurn(training=False))
+        await device.acknowledged()
+        assert not engine.asleep
 
 
 def test_an_engine_that_cannot_sleep_is_refused(tmp_path: Path) -> None:

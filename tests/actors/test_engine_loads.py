@@ -9,15 +9,12 @@ import pytest
 import trio
 
 from actors.engines.base import EngineFigures
-from actors.kv_scheduler import KVScheduler
 from actors.rollout_generator import RolloutGenerator
-from agent_rl.messages import EngineLoad, ToolResult
+from agent_rl.messages import EngineLoad
 from agent_rl_contract import GeneratorContract
 from agent_rl_contract.scripted import ScriptedEngine
-from agent_rl_contract.stage import running, stand_ins
-from tests.actors.topologies import micro
 from tests.transport.contract.base import Cut, FaultyNetwork
-from transport import CallFailed, Limits, LinkEvent, MemoryNetwork, PeerBack, PeerGone
+from transport import Limits, LinkEvent, MemoryNetwork, PeerBack, PeerGone
 
 
 async def test_a_load_is_announced_when_it_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,18 +75,3 @@ async def test_whoever_had_lost_an_idle_generator_hears_its_load_again(
         for peer in peers:
             assert (await peer.receive(EngineLoad)).news == loads[peer.name].news
         assert sum(isinstance(event, PeerBack) for event in events) == len(peers)
-
-
-async def test_the_scheduler_goes_on(tmp_path: Path) -> None:
-    topology = micro(tmp_path)
-    message = ToolResult("c", "success", "", "", "", 0.0, 0.0)
-    async with stand_ins(topology, "kv_scheduler") as stage:
-        async with running(KVScheduler, topology, "kv_scheduler", tmp_path, stage) as actor:
-            await stage.started("kv_scheduler.0")
-            peer = stage["rollout_generator"]
-            peer.announce("odd_news", "kv_scheduler.0").set(message)
-            await peer.push("odd", "kv_scheduler.0").send(message)
-            with pytest.raises(CallFailed, match="is unknown here or not expected"):
-                await peer.call("odd_calls", "kv_scheduler.0")(message)
-            await peer.push("odd", "kv_scheduler.0").drained()
-            assert actor.context.node.figures["decode_errors"] == 3

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 import trio
@@ -44,41 +46,37 @@ class Holders:
         self.holding.remove(name)
 
 
-async def with_places(places: int, check: object) -> None:
+@asynccontextmanager
+async def holders_of(places: int) -> AsyncIterator[Holders]:
+    """Nobody holds a place yet."""
     async with trio.open_nursery() as nursery:
-        await check(Holders(places, nursery))  # type: ignore[operator]
+        yield Holders(places, nursery)
         nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize(("places", "alone"), [(1, 1), (2, 1), (8, 4), (16, 8)])
-def test_a_name_alone_leaves_as_many_places_as_it_holds(places: int, alone: int) -> None:
-    async def check(holders: Holders) -> None:
+async def test_a_name_alone_leaves_as_many_places_as_it_holds(places: int, alone: int) -> None:
+    async with holders_of(places) as holders:
         assert await holders.ask(*["storm"] * 2 * places) == ["storm"] * alone
         if places > 1:
             assert (await holders.ask("other"))[-1] == "other"
 
-    trio.run(with_places, places, check)
 
-
-def test_storms_of_many_names_leave_a_place_to_who_comes_then() -> None:
-    async def check(holders: Holders) -> None:
+async def test_storms_of_many_names_leave_a_place_to_who_comes_then() -> None:
+    async with holders_of(16) as holders:
         for storm in "abc":
             await holders.ask(*[storm] * 16)
         assert [holders.holding.count(storm) for storm in "abc"] == [8, 4, 2]
         assert (await holders.ask("late"))[-1] == "late"
 
-    trio.run(with_places, 16, check)
 
-
-def test_who_has_no_name_may_have_all_places() -> None:
-    async def check(holders: Holders) -> None:
+async def test_who_has_no_name_may_have_all_places() -> None:
+    async with holders_of(16) as holders:
         assert await holders.ask(*[""] * 20) == [""] * 16
 
-    trio.run(with_places, 16, check)
 
-
-def test_names_take_turns_and_a_place_goes_to_who_may_have_it() -> None:
-    async def check(holders: Holders) -> None:
+async def test_names_take_turns_and_a_place_goes_to_who_may_have_it() -> None:
+    async with holders_of(4) as holders:
         await holders.ask("a", "a", "a", "b", "b", "c")
         assert holders.holding == ["a", "a", "b", "c"]
         assert holders.queue.waiting == 2
@@ -86,11 +84,9 @@ def test_names_take_turns_and_a_place_goes_to_who_may_have_it() -> None:
         assert await holders.end("a") == ["a", "b", "a"]
         assert await holders.end("b") == ["a", "a", "b"]
 
-    trio.run(with_places, 4, check)
 
-
-def test_who_gives_up_waiting_is_not_given_a_place() -> None:
-    async def check(holders: Holders) -> None:
+async def test_who_gives_up_waiting_is_not_given_a_place() -> None:
+    async with holders_of(1) as holders:
         await holders.ask("a")
         with trio.move_on_after(0.01):
             async with holders.queue.place("b"):
@@ -99,28 +95,22 @@ def test_who_gives_up_waiting_is_not_given_a_place() -> None:
         assert holders.queue.waiting == 1
         assert await holders.end("a") == ["c"]
 
-    trio.run(with_places, 1, check)
 
-
-def test_a_place_that_ends_costs_no_look_at_all_who_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    looks = 0
+async def test_a_place_that_ends_costs_no_look_at_all_who_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[str] = []
     may_take = FairQueue._may_take
 
     def counted(queue: FairQueue, name: str) -> bool:
-        nonlocal looks
-        looks += 1
+        looks.append(name)
         return may_take(queue, name)
 
-    async def check(holders: Holders) -> None:
-        nonlocal looks
+    monkeypatch.setattr(FairQueue, "_may_take", counted)
+    async with holders_of(1) as holders:
         await holders.ask(*map(str, range(200)))
         assert holders.queue.waiting == 199
-        looks = 0
+        looks.clear()
         assert await holders.end("0") == ["1"]
-        assert looks < 10
-
-    monkeypatch.setattr(FairQueue, "_may_take", counted)
-    trio.run(with_places, 1, check)
+        assert len(looks) < 10
 
 
 BURN = "import time\nwhile time.process_time() < 0.2: pass\nprint(flush=True)\ninput()"

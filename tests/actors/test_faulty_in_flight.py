@@ -5,15 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
 import structlog.testing
 import trio
-from trio.testing import MockClock
 
 from actors.kv_scheduler import KVScheduler
 from actors.roc_filter import RoCFilter
 from actors.rollout_generator import RolloutGenerator
-from actors.runtime.process import user_mistake
 from agent_rl.messages import StepReady
 from agent_rl.records.audit import audit
 from agent_rl.rollout.prompts import ChatFormat
@@ -22,6 +19,7 @@ from agent_rl.scheduling.policies.worst_case import WorstCase
 from agent_rl_contract import FilterContract, GeneratorContract, SchedulerContract
 from agent_rl_contract.builders import opened
 from agent_rl_contract.filter_bench import RIGHT, WRONG, rollout
+from tests.actors.ends import told_at_the_end
 
 
 class ChokesOnTheSecondGroup(RoCFilter):
@@ -34,43 +32,26 @@ class ChokesOnTheSecondGroup(RoCFilter):
         return super().select(group, rng)
 
 
-def mistake(main: Any) -> str:
-    """What the user is told of what ends a run."""
-    with pytest.raises(BaseException) as failure:  # noqa: PT011 - a group or not, as it comes
-        trio.run(main, clock=MockClock(autojump_threshold=0))
-    said = user_mistake(failure.value)
-    assert said is not None, failure.value
-    return said
-
-
-def test_a_selection_that_fails_names_the_group_and_the_line_and_a_mended_one_goes_on(tmp_path: Path) -> None:
+async def test_a_selection_that_fails_names_the_group_and_the_line_and_a_mended_one_goes_on(tmp_path: Path) -> None:
     bench = FilterContract()
     bench.actor = ChokesOnTheSecondGroup  # type: ignore[misc]
-
-    async def choke() -> None:
+    with told_at_the_end() as told:
         async with bench.alive(tmp_path) as stage:
             await bench.enter(stage)
             for number in range(2):
                 await bench.settle(stage, opened(number), [RIGHT, WRONG, WRONG, RIGHT])
             await trio.sleep(60)
-
-    said = mistake(choke)
-    assert said.startswith(
-        "ChokesOnTheSecondGroup.select fails for the group s0-g000001 of 4 rollouts with KeyError: 6"
-    )
-    assert "(test_faulty_in_flight.py, line " in said
+    said = "ChokesOnTheSecondGroup.select fails for the group s0-g000001 of 4 rollouts with KeyError: 6"
+    assert told[0].startswith(said)
+    assert "(test_faulty_in_flight.py, line " in told[0]
     bench.actor = RoCFilter  # type: ignore[misc]
-
-    async def go_on() -> None:
-        async with bench.alive(tmp_path) as stage:
-            await bench.enter(stage)
-            for sample, answer in enumerate((RIGHT, WRONG, WRONG, RIGHT)):  # what was not acknowledged comes again
-                await bench.give(stage, rollout(opened(1), sample, answer))
-            step = await stage["learner"].receive(StepReady)
-            assert set(step.groups) == {opened(0).group, opened(1).group}
-            await bench.trained(stage, step)
-
-    trio.run(go_on, clock=MockClock(autojump_threshold=0))
+    async with bench.alive(tmp_path) as stage:
+        await bench.enter(stage)
+        for sample, answer in enumerate((RIGHT, WRONG, WRONG, RIGHT)):  # what was not acknowledged comes again
+            await bench.give(stage, rollout(opened(1), sample, answer))
+        step = await stage["learner"].receive(StepReady)
+        assert set(step.groups) == {opened(0).group, opened(1).group}
+        await bench.trained(stage, step)
     balance = audit(tmp_path)
     assert balance.balanced
     assert (balance.trained, balance.open) == (2, 0)
@@ -104,27 +85,27 @@ class Choked(Scattering):
     made = ChokesOnTheNinth
 
 
-def test_a_policy_that_names_no_engine_is_contained_and_one_that_fails_names_the_line(tmp_path: Path) -> None:
+async def placed(folder: Path, actor: type[KVScheduler]) -> list[Any]:
+    """What this scheduler has asked a generator for after a minute."""
     bench = SchedulerContract()
-    seen: list[Any] = []
+    bench.actor = actor  # type: ignore[misc]
+    async with bench.alive(folder / actor.__name__) as peers:
+        peers.publish()
+        peers.load("rollout_generator.0")
+        await trio.sleep(60)
+    return peers.requests
 
-    async def main() -> None:
-        async with bench.alive(tmp_path / bench.actor.__name__) as peers:
-            peers.publish()
-            peers.load("rollout_generator.0")
-            await trio.sleep(60)
-            seen.extend(peers.requests)
 
-    bench.actor = Scattering  # type: ignore[misc]
+async def test_a_policy_that_names_no_engine_is_contained_and_one_that_fails_names_the_line(tmp_path: Path) -> None:
     with structlog.testing.capture_logs() as logs:
-        trio.run(main, clock=MockClock(autojump_threshold=0))
+        seen = await placed(tmp_path, Scattering)
     assert len(seen) > 9, "a rollout that was placed nowhere was not placed elsewhere"
     what = next(entry["what"] for entry in logs if entry.get("fault") == "engine_unknown")
     assert "is placed on 'rollout_generator.9'; here: rollout_generator.0" in what
-    bench.actor = Choked  # type: ignore[misc]
-    said = mistake(main)
-    assert said.startswith("ChokesOnTheNinth.decide fails with IndexError")
-    assert "(test_faulty_in_flight.py, line " in said
+    with told_at_the_end() as told:
+        await placed(tmp_path, Choked)
+    assert told[0].startswith("ChokesOnTheNinth.decide fails with IndexError")
+    assert "(test_faulty_in_flight.py, line " in told[0]
 
 
 class ChokesOnEleven(ChatFormat):
@@ -137,13 +118,11 @@ class Choking(RolloutGenerator):
     chat_format = ChokesOnEleven
 
 
-def test_a_format_that_fails_shows_the_turn(tmp_path: Path) -> None:
+async def test_a_format_that_fails_shows_the_turn(tmp_path: Path) -> None:
     bench = GeneratorContract()
     bench.actor = Choking  # type: ignore[misc]
-
-    async def main() -> None:
+    with told_at_the_end() as told:
         async with bench.bench(tmp_path, lambda *_: "I say 11") as stage:
             await stage.ask()
             await trio.sleep(60)
-
-    assert "ChokesOnEleven.calls fails for the turn 'I say 11' with ValueError: substring not found" in mistake(main)
+    assert "ChokesOnEleven.calls fails for the turn 'I say 11' with ValueError: substring not found" in told[0]

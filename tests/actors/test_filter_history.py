@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from actors.roc_filter import RoCFilter
-from actors.runtime.process import user_mistake
 from agent_rl.config.topology import Topology
 from agent_rl.figures import TrainingFigures
 from agent_rl.messages import (
@@ -29,6 +28,7 @@ from agent_rl.records.audit import audit
 from agent_rl.records.journal import Journal
 from agent_rl_contract.stage import Stage, running, stand_ins
 from tests import builders
+from tests.actors.ends import told_at_the_end
 from tests.actors.topologies import micro
 
 FILTER = "roc_filter.0"
@@ -41,14 +41,13 @@ def two_stages(folder: Path) -> Topology:
     )
 
 
-def stopped_with(main: Any) -> str:
-    """What the user is told when the filter ends the run."""
-    with pytest.raises(BaseExceptionGroup) as caught:
-        trio.run(main, clock=MockClock(autojump_threshold=0))
-    message = user_mistake(caught.value)
-    if message is None:
-        raise caught.value
-    return message
+@asynccontextmanager
+async def filtering(folder: Path, run: Path | None = None) -> AsyncIterator[tuple[Stage, Any]]:
+    """A filter of two stages among its peers, whose run directory is ``run``, or else the folder."""
+    topology = two_stages(folder)
+    async with stand_ins(topology, "roc_filter") as stage:
+        async with running(RoCFilter, topology, "roc_filter", run or folder, stage) as actor:
+            yield stage, actor
 
 
 async def enter(stage: Stage, index: int, began: int, version: int, **said: Any) -> StageRecorded:
@@ -72,10 +71,8 @@ async def train_a_step(stage: Stage, first: int, index: int, version: int) -> St
         await settle_group(stage, number, index, version)
     step: StepReady = await stage["learner"].receive(StepReady)
     assert (step.stage, step.version, len(step.groups)) == (index, version, 2)
-    assert (
-        await stage["learner"].call("steps", FILTER)(StepTrained(index, version, step.groups, TrainingFigures()))
-        == Recorded()
-    )
+    trained = StepTrained(index, version, step.groups, TrainingFigures())
+    assert await stage["learner"].call("steps", FILTER)(trained) == Recorded()
     return step
 
 
@@ -102,30 +99,28 @@ def move_the_directory(path: Path) -> None:
     "harm", [Path.unlink, remove_log, move_another_there, copy_another_over_it, move_the_directory]
 )
 @pytest.mark.parametrize("idle", [True, False])
-def test_a_journal_that_is_taken_away_ends_the_run(tmp_path: Path, harm: Callable[[Path], None], *, idle: bool) -> None:
-    async def main() -> None:
-        topology = two_stages(tmp_path)
-        (tmp_path / "run").mkdir()
-        async with stand_ins(topology, "roc_filter") as stage:
-            async with running(RoCFilter, topology, "roc_filter", tmp_path / "run", stage):
-                await enter(stage, 0, 0, 0)
-                await train_a_step(stage, 0, 0, 0)
-                harm(tmp_path / "run" / "journal.sqlite")
-                if idle:
-                    await trio.sleep(1.1)
-                else:
-                    await settle_group(stage, 2, 0, 0)
-                await trio.sleep(0.5)
-                pytest.fail("the run goes on")
-
-    message = stopped_with(main)
-    assert message.startswith(f"{tmp_path / 'run' / 'journal.sqlite'} was ")
-    assert "while the run was going; the run cannot go on without it. Move what is left elsewhere" in message
+async def test_a_journal_that_is_taken_away_ends_the_run(
+    tmp_path: Path, harm: Callable[[Path], None], *, idle: bool
+) -> None:
+    (tmp_path / "run").mkdir()
+    with told_at_the_end() as said:
+        async with filtering(tmp_path, tmp_path / "run") as (stage, _):
+            await enter(stage, 0, 0, 0)
+            await train_a_step(stage, 0, 0, 0)
+            harm(tmp_path / "run" / "journal.sqlite")
+            if idle:
+                await trio.sleep(1.1)
+            else:
+                await settle_group(stage, 2, 0, 0)
+            await trio.sleep(0.5)
+            pytest.fail("the run goes on")
+    assert said[0].startswith(f"{tmp_path / 'run' / 'journal.sqlite'} was ")
+    assert "while the run was going; the run cannot go on without it. Move what is left elsewhere" in said[0]
 
 
-def test_a_filter_that_starts_again_without_its_journal_ends_the_run(tmp_path: Path) -> None:
-    async def main() -> None:
-        topology = two_stages(tmp_path)
+async def test_a_filter_that_starts_again_without_its_journal_ends_the_run(tmp_path: Path) -> None:
+    topology = two_stages(tmp_path)
+    with told_at_the_end() as said:
         async with stand_ins(topology, "roc_filter") as stage:
             async with running(RoCFilter, topology, "roc_filter", tmp_path, stage, kill=True):
                 await enter(stage, 0, 0, 0)
@@ -133,8 +128,7 @@ def test_a_filter_that_starts_again_without_its_journal_ends_the_run(tmp_path: P
             (tmp_path / "journal.sqlite").unlink()
             async with running(RoCFilter, topology, "roc_filter", tmp_path, stage, incarnation=2):
                 await trio.sleep(1.0)
-
-    assert "journal.sqlite is missing, and the run has a history: 1 rows in metrics.jsonl" in stopped_with(main)
+    assert "journal.sqlite is missing, and the run has a history: 1 rows in metrics.jsonl" in said[0]
     assert not (tmp_path / "journal.sqlite").exists()
 
 
@@ -146,78 +140,66 @@ def test_a_filter_that_starts_again_without_its_journal_ends_the_run(tmp_path: P
         ({"version": 0, "run": ""}, "records checkpoints, but there is none"),
     ],
 )
-def test_a_learner_that_goes_on_from_another_history_ends_the_run(
+async def test_a_learner_that_goes_on_from_another_history_ends_the_run(
     tmp_path: Path, said: dict[str, Any], fault: str
 ) -> None:
     """Its checkpoints may lie on another host's disk: what it says of them is held against the journal."""
-
-    async def main() -> None:
-        topology = two_stages(tmp_path)
-        async with stand_ins(topology, "roc_filter") as stage:
-            async with running(RoCFilter, topology, "roc_filter", tmp_path, stage):
-                ours = (await enter(stage, 0, 0, 0)).run
-                assert len(ours) == 16
-                await train_a_step(stage, 0, 0, 0)
-                await stage["learner"].call("checkpoints", FILTER)(CheckpointSaved("x", 1, 1))
-                recorded = await enter(stage, 0, 0, 1, run=ours, last_step=0)
-                assert (recorded.epoch, recorded.version) == (2, 1)
-                version = said.pop("version", 1)
-                said["run"] = said["run"] or ours * bool(version)
-                await enter(stage, 0, 0, version, **said)
-
-    assert fault in stopped_with(main)
+    with told_at_the_end() as told:
+        async with filtering(tmp_path) as (stage, _):
+            ours = (await enter(stage, 0, 0, 0)).run
+            assert len(ours) == 16
+            await train_a_step(stage, 0, 0, 0)
+            await stage["learner"].call("checkpoints", FILTER)(CheckpointSaved("x", 1, 1))
+            recorded = await enter(stage, 0, 0, 1, run=ours, last_step=0)
+            assert (recorded.epoch, recorded.version) == (2, 1)
+            version = said.get("version", 1)
+            others = {name: value for name, value in said.items() if name != "version"}
+            await enter(stage, 0, 0, version, **others | {"run": said["run"] or ours * bool(version)})
+    assert fault in told[0]
 
 
 async def test_a_learner_that_goes_on_within_the_first_stage_is_of_the_same_history(tmp_path: Path) -> None:
-    topology = two_stages(tmp_path)
-    async with stand_ins(topology, "roc_filter") as stage:
-        async with running(RoCFilter, topology, "roc_filter", tmp_path, stage):
-            ours = (await enter(stage, 0, 0, 0)).run
-            await stage["learner"].call("checkpoints", FILTER)(CheckpointSaved("a supervised step", 0, 0))
-            assert (await enter(stage, 0, 0, 0, run=ours)).epoch == 2
+    async with filtering(tmp_path) as (stage, _):
+        ours = (await enter(stage, 0, 0, 0)).run
+        await stage["learner"].call("checkpoints", FILTER)(CheckpointSaved("a supervised step", 0, 0))
+        assert (await enter(stage, 0, 0, 0, run=ours)).epoch == 2
 
 
-def test_a_learner_that_needs_rollouts_that_are_gone_ends_the_run(tmp_path: Path) -> None:
-    async def main() -> None:
-        topology = two_stages(tmp_path)
-        async with stand_ins(topology, "roc_filter") as stage:
-            async with running(RoCFilter, topology, "roc_filter", tmp_path, stage) as actor:
-                await enter(stage, 1, 0, 0)
-                await train_a_step(stage, 0, 1, 0)
-                actor._journal._db.execute("DELETE FROM trajectories")  # type: ignore[attr-defined]
-                await enter(stage, 1, 0, 0)  # one of its own, which names no run
-                await trio.sleep(1.0)
-
-    assert "no longer holds the rollouts of group s1-g000000, which the learner needs again" in stopped_with(main)
+async def test_a_learner_that_needs_rollouts_that_are_gone_ends_the_run(tmp_path: Path) -> None:
+    with told_at_the_end() as said:
+        async with filtering(tmp_path) as (stage, actor):
+            await enter(stage, 1, 0, 0)
+            await train_a_step(stage, 0, 1, 0)
+            actor._journal._db.execute("DELETE FROM trajectories")
+            await enter(stage, 1, 0, 0)  # one of its own, which names no run
+            await trio.sleep(1.0)
+    assert "no longer holds the rollouts of group s1-g000000, which the learner needs again" in said[0]
 
 
 async def test_a_learner_that_went_back_over_a_stages_end_gets_the_later_stages_steps_again(tmp_path: Path) -> None:
     """The checkpoint at the stage's end was damaged and set aside: the one before it is of the stage before."""
-    topology = two_stages(tmp_path)
-    async with stand_ins(topology, "roc_filter") as stage:
-        async with running(RoCFilter, topology, "roc_filter", tmp_path, stage):
-            run = (await enter(stage, 0, 0, 0)).run
-            await train_a_step(stage, 0, 0, 0)
-            assert (await enter(stage, 1, 1, 1, restored=False)).epoch == 1
-            trained = await train_a_step(stage, 0, 1, 1)
-            await settle_group(stage, 2, 1, 2)
-            waiting = await stage["learner"].receive(TrainingGroup)
-            assert waiting.group == "s1-g000002"
-            await trio.sleep(1.0)
-            stage["learner"].log.clear()
+    async with filtering(tmp_path) as (stage, _):
+        run = (await enter(stage, 0, 0, 0)).run
+        await train_a_step(stage, 0, 0, 0)
+        assert (await enter(stage, 1, 1, 1, restored=False)).epoch == 1
+        trained = await train_a_step(stage, 0, 1, 1)
+        await settle_group(stage, 2, 1, 2)
+        waiting = await stage["learner"].receive(TrainingGroup)
+        assert waiting.group == "s1-g000002"
+        await trio.sleep(1.0)
+        stage["learner"].log.clear()
 
-            await enter(stage, 0, 0, 1, run=run, last_step=0)
-            await enter(stage, 1, 1, 1, restored=False)
-            step = await stage["learner"].receive(StepReady)
-            assert step == trained
-            again = await stage["learner"].receive(TrainingGroup)
-            assert again.group == waiting.group
-            sent = [message.group for message in stage["learner"].log if isinstance(message, TrainingGroup)]
-            assert sent == [*trained.groups, waiting.group]
-            await stage["learner"].call("steps", FILTER)(StepTrained(1, 1, step.groups, TrainingFigures()))
-            await settle_group(stage, 3, 1, 2)
-            following = await stage["learner"].receive(StepReady)
-            assert (following.version, following.groups) == (2, ("s1-g000002", "s1-g000003"))
+        await enter(stage, 0, 0, 1, run=run, last_step=0)
+        await enter(stage, 1, 1, 1, restored=False)
+        step = await stage["learner"].receive(StepReady)
+        assert step == trained
+        assert (await stage["learner"].receive(TrainingGroup)).group == waiting.group
+        sent = [message.group for message in stage["learner"].log if isinstance(message, TrainingGroup)]
+        assert sent == [*trained.groups, waiting.group]
+        await stage["learner"].call("steps", FILTER)(StepTrained(1, 1, step.groups, TrainingFigures()))
+        await settle_group(stage, 3, 1, 2)
+        following = await stage["learner"].receive(StepReady)
+        assert (following.version, following.groups) == (2, ("s1-g000002", "s1-g000003"))
     balance = audit(tmp_path)
     assert balance.balanced, balance.faults
     assert (balance.trained, balance.open, balance.dropped) == (4, 2, {})
@@ -225,30 +207,26 @@ async def test_a_learner_that_went_back_over_a_stages_end_gets_the_later_stages_
 
 async def test_what_is_told_is_in_the_journal_first(tmp_path: Path) -> None:
     """A row of metrics.jsonl, and the answer to a trained step, come after the commit."""
-    topology = two_stages(tmp_path)
-    async with stand_ins(topology, "roc_filter") as stage:
-        async with running(RoCFilter, topology, "roc_filter", tmp_path, stage, kill=True):
-            await enter(stage, 0, 0, 0)
-            await train_a_step(stage, 0, 0, 0)
-            journal = Journal(tmp_path / "journal.sqlite", read_only=True)
-            assert journal.last_step() == 0
-            assert (tmp_path / "metrics.jsonl").read_text().splitlines() == journal.records()
-            journal.close()
+    async with filtering(tmp_path) as (stage, _):
+        await enter(stage, 0, 0, 0)
+        await train_a_step(stage, 0, 0, 0)
+        journal = Journal(tmp_path / "journal.sqlite", read_only=True)
+        assert journal.last_step() == 0
+        assert (tmp_path / "metrics.jsonl").read_text().splitlines() == journal.records()
+        journal.close()
 
 
 async def test_trajectories_that_no_replay_needs_leave_while_the_filter_works(tmp_path: Path) -> None:
-    topology = two_stages(tmp_path)
-    async with stand_ins(topology, "roc_filter") as stage:
-        async with running(RoCFilter, topology, "roc_filter", tmp_path, stage) as actor:
-            await enter(stage, 1, 0, 0)
-            journal: Journal = actor._journal  # type: ignore[attr-defined]
-            journal.segment_bytes = 1
-            steps = [await train_a_step(stage, 2 * version, 1, version) for version in range(4)]
-            await stage["learner"].call("checkpoints", FILTER)(CheckpointSaved("checkpoints/version-3", 3, 3))
-            await train_a_step(stage, 8, 1, 4)
-            await trio.sleep(1.0)
-            held = [group for step in steps for group in step.groups if journal.trajectories(group)]
-            assert held == [*steps[0].groups, *steps[3].groups]  # samples of the first step, and what a replay needs
-            left = {"00000001", "00000002"}
-            assert left.isdisjoint(path.name for path in (tmp_path / "journal.trajectories").iterdir())
+    async with filtering(tmp_path) as (stage, actor):
+        await enter(stage, 1, 0, 0)
+        journal: Journal = actor._journal
+        journal.segment_bytes = 1
+        steps = [await train_a_step(stage, 2 * version, 1, version) for version in range(4)]
+        await stage["learner"].call("checkpoints", FILTER)(CheckpointSaved("checkpoints/version-3", 3, 3))
+        await train_a_step(stage, 8, 1, 4)
+        await trio.sleep(1.0)
+        held = [group for step in steps for group in step.groups if journal.trajectories(group)]
+        assert held == [*steps[0].groups, *steps[3].groups]  # samples of the first step, and what a replay needs
+        left = {"00000001", "00000002"}
+        assert left.isdisjoint(path.name for path in (tmp_path / "journal.trajectories").iterdir())
     assert audit(tmp_path).balanced

@@ -1,4 +1,6 @@
-"""When a learner saves itself, what it leaves when it is killed then or its policy collapses, and how it waits."""
+"""When a learner saves itself, what it leaves when it is killed then or its policy collapses, how it waits, and what its
+log says.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,7 @@ import json
 import re
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,19 +17,21 @@ import pytest
 import trio
 from hypothesis import given
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 from trio.testing import MockClock
 
 from actors.learner import Learner
 from actors.learner.model import Busy, Saving
-from actors.runtime.process import user_mistake
 from actors.weights.files import Checkpoints
 from agent_rl.config.selection import SelectStage
 from agent_rl.figures import RolloutMeans, StepFigures, TrainingFigures
+from agent_rl.learning.policy_model import PolicyModel
 from agent_rl.messages import ActorStatus, PolicyPublished, Recorded, StageEntered, StageRecorded, StepReady
 from agent_rl.records.checkpoint_files import STATE_FILE, Position, checksum_of_state, read_position
 from agent_rl_contract import LearnerContract
 from agent_rl_contract.learner import BEGUN, RECIPE
 from agent_rl_contract.stage import running, stand_ins
+from tests.actors.ends import told_at_the_end
 from tests.actors.topologies import micro
 
 
@@ -78,6 +83,17 @@ def test_killed_while_it_deletes_a_checkpoint_it_leaves_none_that_is_half_there(
     assert [path.name for path in tmp_path.iterdir()] == ["version-000000-stage-00-step-000006"]
 
 
+@pytest.mark.parametrize(("block", "said"), [(1, 0), (0, 1)])
+def test_the_log_says_once_that_shared_prompts_are_not_computed_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int, said: int
+) -> None:
+    monkeypatch.setattr(PolicyModel, "_block", lambda *_: block)
+    contract = Contract(Learner)
+    with capture_logs() as logs:
+        contract.run(partial(contract.finish, tmp_path))
+    assert [each["event"].startswith("shared prompts are computed with each") for each in logs].count(True) == said
+
+
 class Collapsing(Learner):
     """Its policy loses its entropy at version 4."""
 
@@ -114,10 +130,10 @@ def test_a_collapse_stops_the_run_names_the_best_checkpoint_and_keeps_it(tmp_pat
 
             original = peers._send
             peers._send = lambda entered: send(entered) if entered.stage == 2 else original(entered)  # type: ignore[method-assign]
-            with pytest.raises(BaseExceptionGroup) as caught:
+            with told_at_the_end() as told:
                 async with contract.running(changed, peers.stage):
                     await trio.sleep_forever()
-        message = user_mistake(caught.value) or ""
+        [message] = told
         assert "step 4 of stage 'rl': training has collapsed: the policy's entropy fell to 0.001" in message
         best = re.search(r"The best checkpoint before is (\S+):", message)
         assert best is not None

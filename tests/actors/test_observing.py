@@ -99,7 +99,8 @@ async def test_what_an_environment_does_wrong_is_told_with_its_place(tmp_path: P
     assert answers["end"] == TurnObserved(state=b"kept", done=True)
 
 
-def test_a_rollout_goes_on_at_another_executor_with_the_same_state(tmp_path: Path) -> None:
+@pytest.mark.real_time
+async def test_a_rollout_goes_on_at_another_executor_with_the_same_state(tmp_path: Path) -> None:
     """The executor that was asked about the second turn is killed; the other one knows all that the first one knew."""
     topology = with_game(micro(tmp_path), Keeper, executors=2)
     model = model_directory(topology, tmp_path)
@@ -112,24 +113,19 @@ def test_a_rollout_goes_on_at_another_executor_with_the_same_state(tmp_path: Pat
             await stage.started(f"tool_executor.{replica}")
             yield
 
-    async def main() -> Trajectory:
-        Keeper.held, Keeper.asked = trio.Event(), 0
-        with trio.fail_after(60):
-            async with (
-                stand_ins(topology, "rollout_generator", "tool_executor") as stage,
-                executor(stage, 1),
-                running(generates, topology, "rollout_generator", tmp_path, stage),
-            ):
-                stage["learner"].announce("policy", GENERATOR).set(builders.published(3))
-                async with executor(stage, 0):
-                    push = stage["kv_scheduler"].push("requests", GENERATOR)
-                    await push.send(builders.request(problem=GAME, sampling=Sampling(1.0, 900, 5)))
-                    await Keeper.held.wait()
-                made: Trajectory = await stage["roc_filter"].receive(Trajectory)
-                return made
-        raise AssertionError("the body returns")
-
-    made = trio.run(main)
+    Keeper.held, Keeper.asked = trio.Event(), 0
+    with trio.fail_after(60):
+        async with (
+            stand_ins(topology, "rollout_generator", "tool_executor") as stage,
+            executor(stage, 1),
+            running(generates, topology, "rollout_generator", tmp_path, stage),
+        ):
+            stage["learner"].announce("policy", GENERATOR).set(builders.published(3))
+            async with executor(stage, 0):
+                push = stage["kv_scheduler"].push("requests", GENERATOR)
+                await push.send(builders.request(problem=GAME, sampling=Sampling(1.0, 900, 5)))
+                await Keeper.held.wait()
+            made: Trajectory = await stage["roc_filter"].receive(Trajectory)
     assert (made.status, made.transcript.texts) == ("finished", ("a", "b", "c"))
     assert [reply.content for reply in made.transcript.replies] == ["so far: a", "so far: ab", "so far: abc"]
     assert Keeper.asked == 2

@@ -4,11 +4,11 @@ with them.
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
@@ -28,7 +28,7 @@ from agent_rl_contract.builders import tool_call
 from agent_rl_contract.stage import running, stand_ins
 from examples.quickstart.arithmetic import Arithmetic
 from tests.actors.sandboxed import in_the_sandbox
-from tests.actors.test_tool_executor import Ask, asker, serve
+from tests.actors.test_tool_executor import asker, serving
 from tests.actors.topologies import micro
 
 HELD = threading.Event()
@@ -119,50 +119,37 @@ def own(monkeypatch: pytest.MonkeyPatch) -> None:
     HELD.clear()
 
 
-def run(folder: Path, main: Callable[[Ask], Awaitable[Any]], **settings: Any) -> Any:
-    return serve(folder, main, **settings)
-
-
-def test_any_number_of_tools_at_once_with_state_context_and_sandbox(tmp_path: Path) -> None:
-    async def main(ask: Ask) -> list[ToolResult]:
+@pytest.mark.real_time
+async def test_any_number_of_tools_at_once_with_state_context_and_sandbox(tmp_path: Path) -> None:
+    async with serving(tmp_path) as ask:
         first = await ask(tool_call({"word": "a"}, "count"))
+        second = await ask(tool_call({"word": "a"}, "count", state=first.state or b""))
+        assert (first.value, first.state, second.value, second.state) == ("1", b'{"a": 1}', "2", b'{"a": 2}')
+        assert json.loads((await ask(tool_call({}, "ask_the_problem"))).value) == {
+            "problem": "What is 2 + 2?", "seed": 7, "rollout": "s0-g000000/0/0", "ran": "42\n", "checked": "checked",
+            "in_time": True,
+        }  # fmt: skip
+        assert (await ask(tool_call({"text": "abc"}, "reverse"))).value == "cba"
+        assert (await ask(tool_call({"code": "print(1)"}, PYTHON_TOOL))).stdout == "1\n"
+        unknown = await ask(tool_call({"code": "print(1)"}, "nothing"))
+        assert unknown.stderr == f"there is no tool 'nothing'; there is {', '.join(each.name for each in OWN)}"
         apart = await ask(tool_call({"path": str(tmp_path)}, "in_the_sandbox"))
-        return [
-            first,
-            await ask(tool_call({"word": "a"}, "count", state=first.state or b"")),
-            await ask(tool_call({}, "ask_the_problem")),
-            await ask(tool_call({"text": "abc"}, "reverse")),
-            await ask(tool_call({"code": "print(1)"}, PYTHON_TOOL)),
-            await ask(tool_call({"code": "print(1)"}, "nothing")),
-            apart,
-            await ask(tool_call({"path": "/"}, "in_the_sandbox", state=apart.state or b"")),
-            await ask(tool_call({"path": 1}, "in_the_sandbox")),
-        ]
-
-    first, second, context, reverse, ran, unknown, apart, again, wrong = run(tmp_path, main)
-    assert (first.value, first.state, second.value, second.state) == ("1", b'{"a": 1}', "2", b'{"a": 2}')
-    assert context.value == (
-        '{"problem": "What is 2 + 2?", "seed": 7, "rollout": "s0-g000000/0/0", "ran": "42\\n", "checked": "checked", "in_time": true}'
-    )
-    assert (reverse.value, ran.stdout) == ("cba", "1\n")
-    names = ", ".join(each.name for each in OWN)
-    assert unknown.stderr == f"there is no tool 'nothing'; there is {names}"
-    assert (apart.outcome, apart.stdout, apart.value[-1]) == ("success", "looking\n", "1")
-    assert (again.value, wrong.outcome) == ("True 2", "malformed")
-    assert 0 < again.run_seconds < 4
+        assert (apart.outcome, apart.stdout, apart.value[-1]) == ("success", "looking\n", "1")
+        again = await ask(tool_call({"path": "/"}, "in_the_sandbox", state=apart.state or b""))
+        assert (again.value, 0 < again.run_seconds < 4) == ("True 2", True)
+        assert (await ask(tool_call({"path": 1}, "in_the_sandbox"))).outcome == "malformed"
 
 
-def test_what_a_tool_does_wrong_is_an_outcome_with_the_line_in_the_log(tmp_path: Path) -> None:
+@pytest.mark.real_time
+async def test_what_a_tool_does_wrong_is_an_outcome_with_the_line_in_the_log(tmp_path: Path) -> None:
     wrong = ["raise", "exit", "leave", "none", "nan", "huge", "surrogate", "output", "state", "no json"]
 
-    async def main(ask: Ask) -> dict[str, ToolResult]:
-        found = {how: await ask(tool_call({"how": how}, "misbehave", state=b'["before"]')) for how in wrong}
-        found["apart"] = await ask(tool_call({"path": "raise"}, "in_the_sandbox"))
-        found["well"] = await ask(tool_call({"how": "well"}, "misbehave", state=b'["before"]'))
-        return found
-
     with capture_logs() as logs:
-        found = run(tmp_path, main, output_bytes=5000)
+        async with serving(tmp_path, output_bytes=5000) as ask:
+            found: dict[str, ToolResult] = {
+                how: await ask(tool_call({"how": how}, "misbehave", state=b'["before"]')) for how in (*wrong, "well")
+            }
+            found["apart"] = await ask(tool_call({"path": "raise"}, "in_the_sandbox"))
     assert found.pop("well").state == b'["before", "well"]'
     outcomes = {how: result.outcome for how, result in found.items()}
     assert outcomes == dict.fromkeys([*wrong, "apart"], "error") | {"huge": "output_limit", "surrogate": "success"}
@@ -187,32 +174,29 @@ def test_what_a_tool_does_wrong_is_an_outcome_with_the_line_in_the_log(tmp_path:
     assert len(raised) == len(set(raised)) == 2  # each in its own function
 
 
-def test_calls_that_hang_are_given_up_and_the_threads_they_hold_are_bounded_and_named(tmp_path: Path) -> None:
-    async def main(ask: Ask) -> tuple[list[ToolResult], ToolResult, ToolResult, ToolResult]:
-        results: list[ToolResult] = []
+@pytest.mark.real_time
+async def test_calls_that_hang_are_given_up_and_the_threads_they_hold_are_bounded_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hung: list[ToolResult] = []
+    monkeypatch.setattr(Threads.__init__, "__defaults__", (0.3,))
+    with capture_logs() as logs:
+        async with serving(tmp_path, threads=2, wall_seconds=0.5) as ask:
 
-        async def hang(number: int) -> None:
-            results.append(await ask(tool_call({"how": "hang"}, "misbehave", rollout=f"r{number}", state=b'["x"]')))
+            async def hang(number: int) -> None:
+                hung.append(await ask(tool_call({"how": "hang"}, "misbehave", rollout=f"r{number}", state=b'["x"]')))
 
-        async with trio.open_nursery() as nursery:
-            for number in range(2):
-                nursery.start_soon(hang, number)
-        waiting = await ask(tool_call({}, "wait_for_ever"))
-        other = await ask(tool_call({"code": "print(1)"}))  # what needs no thread goes on
-        no_thread = await ask(tool_call({"word": "a"}, "count"))
-        HELD.set()
-        await trio.sleep(0.1)
-        again = await ask(tool_call({"word": "a"}, "count"))
-        assert again.outcome == "success"
-        return results, waiting, other, no_thread
-
-    with pytest.MonkeyPatch.context() as patch, capture_logs() as logs:
-        patch.setattr(Threads.__init__, "__defaults__", (0.3,))
-        hung, waiting, other, no_thread = run(tmp_path, main, threads=2, wall_seconds=0.5)
+            async with trio.open_nursery() as nursery:
+                for number in range(2):
+                    nursery.start_soon(hang, number)
+            waiting = await ask(tool_call({}, "wait_for_ever"))
+            assert (waiting.outcome, waiting.run_seconds) == ("timeout", pytest.approx(0.2))
+            assert (await ask(tool_call({"code": "print(1)"}))).stdout == "1\n"  # what needs no thread goes on
+            assert (await ask(tool_call({"word": "a"}, "count"))).outcome == "unavailable"
+            HELD.set()
+            await trio.sleep(0.1)
+            assert (await ask(tool_call({"word": "a"}, "count"))).outcome == "success"
     assert [(result.outcome, result.state) for result in hung] == [("timeout", None)] * 2
-    assert (waiting.outcome, other.stdout) == ("timeout", "1\n")
-    assert waiting.run_seconds == pytest.approx(0.2)
-    assert no_thread.outcome == "unavailable"
     where = [row["where"] for row in logs if row["event"] == "a tool was given up at its deadline"][:2]
     assert len(set(where)) == 1
     assert where[0].startswith("test_own_tools.py, line ")
@@ -220,26 +204,17 @@ def test_calls_that_hang_are_given_up_and_the_threads_they_hold_are_bounded_and_
     assert said == f"all 2 threads for code that blocks are taken, 2 of them by calls that hang: misbehave ({where[0]})"
 
 
-def test_waiting_for_the_sandbox_does_not_count_for_the_deadline() -> None:
-    async def main() -> list[str]:
-        said = []
-        for count_it in (False, True):
-            deadline = Deadline(1.0)
-            try:
-                with deadline.enforced():
-                    await trio.sleep(0.6)
-                    if count_it:
-                        await trio.sleep(0.6)
-                    else:
-                        with deadline.suspended(), deadline.suspended():
-                            await trio.sleep(100)
-                            said.append(f"{deadline.left:.1f}")
-                    said.append(f"{deadline.left:.1f}")
-            except DeadlineError:
-                said.append("over")
-        return said
-
-    assert trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0)) == ["0.4", "0.4", "over"]
+async def test_waiting_for_the_sandbox_does_not_count_for_the_deadline() -> None:
+    deadline = Deadline(1.0)
+    with deadline.enforced():
+        await trio.sleep(0.6)
+        with deadline.suspended(), deadline.suspended():
+            await trio.sleep(100)
+            assert deadline.left == pytest.approx(0.4)
+        assert deadline.left == pytest.approx(0.4)
+    deadline = Deadline(1.0)
+    with pytest.raises(DeadlineError), deadline.enforced():
+        await trio.sleep(1.2)
 
 
 @pytest.mark.real_time

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,6 @@ from trio.testing import MockClock
 
 from actors.base import ask
 from actors.roc_filter import RoCFilter
-from actors.runtime.process import user_mistake
 from agent_rl.config.topology import Interim, Topology
 from agent_rl.figures import StageFigures, SupervisedFigures, TrainingFigures
 from agent_rl.files.disk import DiskError, disk_error
@@ -41,6 +42,7 @@ from agent_rl.records.journal import Journal
 from agent_rl.scheduling.ids import group_id
 from agent_rl_contract.stage import Stage, running, stand_ins
 from tests import builders
+from tests.actors.ends import told_at_the_end
 from tests.actors.topologies import micro
 from tests.full_disk import fill, no_file_longer_than, small_disk
 
@@ -50,8 +52,29 @@ FAULT = "Mine.judge fails with ZeroDivisionError: no (mine.py, line 7)"
 PAIRED = ("answers_opened", "answers_closed", "answers")
 
 
-def simulate(main: Any, *arguments: Any) -> None:
-    trio.run(main, *arguments, clock=MockClock(autojump_threshold=0))
+@asynccontextmanager
+async def filtering(
+    folder: Path, *, incarnation: int = 1, kill: bool = False, reply: Callable[[Any], Any] = lambda _: None
+) -> AsyncIterator[tuple[Stage, Any]]:
+    """A filter among its peers, and an executor that answers so."""
+    topology = micro(folder)
+    async with stand_ins(topology, "roc_filter") as stage:
+        stage["tool_executor"].reply = reply
+        async with running(
+            RoCFilter, topology, "roc_filter", folder, stage, incarnation=incarnation, kill=kill
+        ) as actor:
+            yield stage, actor
+
+
+def rows_of(folder: Path, kind: str) -> list[dict[str, Any]]:
+    """The rows of a kind in metrics.jsonl."""
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [row for row in rows if row["kind"] == kind]
+
+
+def summary_of(folder: Path) -> dict[str, Any]:
+    summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())
+    return summary
 
 
 async def enter(stage: Stage, *, version: int = 5, restored: bool = True, index: int = RL) -> StageRecorded:
@@ -75,6 +98,10 @@ STORIES = {
     "refill": ["0@5/0 ----", "1@5/1 ++++", "2@5/2 +-+-", "3@5/3 +--+", "v6", "4@6/4 ----", "5@6/5 +-+-"],
     "evaluation": ["0@1/0 f+", "1@1/1 fff", "4@1/4 -", "5@1/5 ?", "2@1/2 l", "3@1/3 t"],
 }  # fmt: skip
+
+
+STATUSES = {"f": "failed", "t": "truncated", "l": "prompt_too_long", "e": "environment_failed"}
+ANSWERS = {"+": "4", "t": "4", "?": "\\sqrt{16}"}
 
 
 def of_story(folder: Path, resampling: str) -> Topology:
@@ -120,21 +147,13 @@ async def happens(stage: Stage, event: str, index: int) -> None:
     await link.drained()  # as the scheduler does: no rollout is requested of a group the journal does not have
     sample = attempt = 0
     for end in rollouts:
-        status = {"f": "failed", "t": "truncated", "l": "prompt_too_long", "e": "environment_failed"}.get(
-            end, "finished"
-        )
-        answer, versions = (
-            {"+": "4", "t": "4", "?": "\\sqrt{16}"}.get(end, "5"),
-            (group.policy.version, group.policy.version + sample % 2),
-        )
+        answer, versions = ANSWERS.get(end, "5"), (group.policy.version, group.policy.version + sample % 2)
+        status = STATUSES.get(end, "finished")
         made = builders.trajectory(group, sample, answer=answer, attempt=attempt, status=status, version=versions)
         tags = TagCounts(tool_responses=2, error_responses=2 - sample // 2, **dict.fromkeys(PAIRED, 1), turns=2)
         if end != ".":
-            await (
-                stage["rollout_generator"]
-                .push("trajectories", FILTER)
-                .send(replace(made, tags=tags, reason=FAULT * (end == "e")))
-            )
+            trajectories = stage["rollout_generator"].push("trajectories", FILTER)
+            await trajectories.send(replace(made, tags=tags, reason=FAULT * (end == "e")))
         again = end == "f" and attempt < 2
         sample, attempt = (sample, attempt + 1) if again else (sample + 1, 0)
 
@@ -274,23 +293,21 @@ async def test_the_supervisor_knows_that_it_has_started_before_the_first_message
 
 @pytest.mark.parametrize("silent", [True, False])
 async def test_an_executor_that_has_no_checker_or_says_nothing_is_asked_on(tmp_path: Path, *, silent: bool) -> None:
-    topology = micro(tmp_path)
-    async with stand_ins(topology, "roc_filter") as stage:
-        asked = stage["tool_executor"].log
+    asked: list[Any] = []
 
-        async def judge(wanted: Any) -> JudgementReply:
-            if len(asked) < 8:
-                await trio.sleep(301 * silent)  # longer than `check_timeout_seconds`
-                return JudgementReply(wanted.rollout, None, "", "no checker")
-            return JudgementReply(wanted.rollout, Judgement(0.75, success=True, parts={"a": 0.5}))
+    async def judge(wanted: Any) -> JudgementReply:
+        asked.append(wanted)
+        if len(asked) < 8:
+            await trio.sleep(301 * silent)  # longer than `check_timeout_seconds`
+            return JudgementReply(wanted.rollout, None, "", "no checker")
+        return JudgementReply(wanted.rollout, Judgement(0.75, success=True, parts={"a": 0.5}))
 
-        stage["tool_executor"].reply = judge
-        async with running(RoCFilter, topology, "roc_filter", tmp_path, stage) as actor:
-            await enter(stage)
-            await settle_group(stage, 0, "?---")
-            await trio.sleep(3000)
-            assert 0.75 in (await stage["learner"].receive(TrainingGroup)).rewards
-            assert (len(asked), actor.status()[1].filter.checks_failed) == (8, 7)
+    async with filtering(tmp_path, reply=judge) as (stage, actor):
+        await enter(stage)
+        await settle_group(stage, 0, "?---")
+        await trio.sleep(3000)
+        assert 0.75 in (await stage["learner"].receive(TrainingGroup)).rewards
+        assert (len(asked), actor.status()[1].filter.checks_failed) == (8, 7)
 
 
 @pytest.mark.parametrize(
@@ -303,230 +320,175 @@ async def test_an_executor_that_has_no_checker_or_says_nothing_is_asked_on(tmp_p
         [("?e", False), ("..+", False), ("...e", False)],
     ],
 )
-def test_an_environment_that_fails_three_times_in_a_row_ends_the_run_with_its_place_through_restarts(
+async def test_an_environment_that_fails_three_times_in_a_row_ends_the_run_with_its_place_through_restarts(
     tmp_path: Path, lives: list[tuple[str, bool]]
 ) -> None:
-    async def live(incarnation: int, rollouts: str) -> None:
-        topology = micro(tmp_path)
-        async with stand_ins(topology, "roc_filter") as stage:
-            stage["tool_executor"].reply = lambda wanted: JudgementReply(wanted.rollout, None, FAULT)
-            async with running(RoCFilter, topology, "roc_filter", tmp_path, stage, incarnation=incarnation, kill=True):
+    for incarnation, (rollouts, ends) in enumerate(lives, 1):
+        with told_at_the_end() if ends else nullcontext([]) as said:
+            fails = filtering(
+                tmp_path,
+                incarnation=incarnation,
+                kill=True,
+                reply=lambda each: JudgementReply(each.rollout, None, FAULT),
+            )
+            async with fails as (stage, _):
                 await enter(stage)
                 await settle_group(stage, 0, rollouts)
                 await trio.sleep(5)
-
-    for incarnation, (rollouts, ends) in enumerate(lives, 1):
-        if not ends:
-            simulate(live, incarnation, rollouts)
-            continue
-        with pytest.raises(BaseExceptionGroup) as caught:
-            simulate(live, incarnation, rollouts)
-        said = user_mistake(caught.value) or ""
-        assert f"environment 'arithmetic' failed at 3 rollouts in a row, the last time: {FAULT}; mend it" in said
+        wanted = f"environment 'arithmetic' failed at 3 rollouts in a row, the last time: {FAULT}; mend it"
+        assert not ends or wanted in said[0]
 
 
 async def test_a_skipped_step_is_recorded_and_a_restarted_learner_follows_it_without_an_update(tmp_path: Path) -> None:
-    topology = micro(tmp_path)
-    async with stand_ins(topology, "roc_filter") as stage:
-        async with running(RoCFilter, topology, "roc_filter", tmp_path, stage):
-            await enter(stage)
-            for version in (5, 6):
-                for number in (0, 1):
-                    await settle_group(stage, 2 * (version - 5) + number, "+-+-", version=version)
-            first, second = [await stage["learner"].receive(StepReady) for _ in range(2)]
-            steps = stage["learner"].call("steps", FILTER)
-            await steps(StepTrained(RL, 5, first.groups, TrainingFigures(skipped=True)))
-            await steps(StepTrained(RL, 6, second.groups, TrainingFigures()))
-            before = len(stage["learner"].log)
-            await enter(stage, version=5)
-            await trio.sleep(1)
-            names = [m.group if isinstance(m, TrainingGroup) else m for m in stage["learner"].log[before:]]
-            assert names[0] == StepReady(RL, 5, (), first.figures)
-            assert names[1:] == [*second.groups, StepReady(RL, 6, second.groups, second.figures)]
-            await steps(StepTrained(RL, 5, (), TrainingFigures()))
+    async with filtering(tmp_path) as (stage, _):
+        await enter(stage)
+        for number in range(4):
+            await settle_group(stage, number, "+-+-", version=5 + number // 2)
+        first, second = [await stage["learner"].receive(StepReady) for _ in range(2)]
+        steps = stage["learner"].call("steps", FILTER)
+        await steps(StepTrained(RL, 5, first.groups, TrainingFigures(skipped=True)))
+        await steps(StepTrained(RL, 6, second.groups, TrainingFigures()))
+        before = len(stage["learner"].log)
+        await enter(stage, version=5)
+        await trio.sleep(1)
+        names = [m.group if isinstance(m, TrainingGroup) else m for m in stage["learner"].log[before:]]
+        assert names[0] == StepReady(RL, 5, (), first.figures)
+        assert names[1:] == [*second.groups, StepReady(RL, 6, second.groups, second.figures)]
+        await steps(StepTrained(RL, 5, (), TrainingFigures()))
     balance = audit(tmp_path)
     assert balance.balanced, balance.faults
     assert (balance.trained, balance.dropped, balance.skipped_steps) == (2, {"not_finite": 2}, 1)
-    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert [(row["skipped"], row["steps_skipped"]) for row in rows if row["kind"] == "step"] == [(1, 1), (0, 1)]
-    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert [(row["skipped"], row["steps_skipped"]) for row in rows_of(tmp_path, "step")] == [(1, 1), (0, 1)]
+    summary = summary_of(tmp_path)
     assert (summary["steps"], summary["steps_skipped"], summary["groups_dropped_not_finite"]) == (2, 1, 2)
 
 
 async def test_supervised_steps_that_were_skipped_are_in_the_summary(tmp_path: Path) -> None:
-    topology = micro(tmp_path)
-    async with stand_ins(topology, "roc_filter") as stage:
-        async with running(RoCFilter, topology, "roc_filter", tmp_path, stage):
-            left = StageFigures(stage=0, stage_seconds=1.0, supervised=SupervisedFigures(steps_skipped=2))
-            await stage["learner"].call("stages", FILTER)(StageEntered(1, 1, 1, restored=True, left=left))
-    assert json.loads((tmp_path / "summary.json").read_text())["sft_steps_skipped"] == 2
+    async with filtering(tmp_path) as (stage, _):
+        left = StageFigures(stage=0, stage_seconds=1.0, supervised=SupervisedFigures(steps_skipped=2))
+        await stage["learner"].call("stages", FILTER)(StageEntered(1, 1, 1, restored=True, left=left))
+    assert summary_of(tmp_path)["sft_steps_skipped"] == 2
 
 
-def test_on_a_full_disk_nothing_is_acknowledged_and_what_was_is_there_when_it_goes_on(tmp_path: Path) -> None:
+async def test_on_a_full_disk_nothing_is_acknowledged_and_what_was_is_there_when_it_goes_on(tmp_path: Path) -> None:
     acknowledged: list[str] = []
 
     async def until_full(disk: Path) -> None:
-        topology = micro(disk / "run")
-        async with stand_ins(topology, "roc_filter") as stage:
-            async with running(RoCFilter, topology, "roc_filter", disk / "run", stage):
-                await enter(stage)
-                fill(disk, but=60_000)
-                groups = stage["kv_scheduler"].push("groups", FILTER)
-                for number in range(999):
-                    group = builders.opened(number, stage=RL)
-                    await groups.send(group, on_ack=lambda name=group.group: acknowledged.append(name))
-                    await groups.drained()
-                    await (
-                        stage["rollout_generator"]
-                        .push("trajectories", FILTER)
-                        .send(builders.trajectory(group, 0, tokens=200))
-                    )
-                await trio.sleep_forever()
-
-    async def again(disk: Path) -> None:
-        topology = micro(disk / "run")
-        async with stand_ins(topology, "roc_filter") as stage:
-            async with running(RoCFilter, topology, "roc_filter", disk / "run", stage, incarnation=2):
-                journal = stage["kv_scheduler"].call("journal", FILTER)
-                answer: GroupsUnfinished = await ask(journal, UnfinishedGroups(RL), timeout=10)
-                assert {group.opened.group for group in answer.groups} >= set(acknowledged)
-                assert answer.opened < 999
+        async with filtering(disk / "run") as (stage, _):
+            await enter(stage)
+            fill(disk, but=60_000)
+            groups = stage["kv_scheduler"].push("groups", FILTER)
+            trajectories = stage["rollout_generator"].push("trajectories", FILTER)
+            for number in range(999):
+                group = builders.opened(number, stage=RL)
+                await groups.send(group, on_ack=lambda name=group.group: acknowledged.append(name))
+                await groups.drained()
+                await trajectories.send(builders.trajectory(group, 0, tokens=200))
+            await trio.sleep_forever()
 
     with small_disk(tmp_path / "small", "600k") as disk:
         (disk / "run").mkdir()
         with pytest.raises(BaseExceptionGroup) as caught:
-            simulate(until_full, disk)
+            await until_full(disk)
         message = str(disk_error(caught.value, disk))
         full = r"/small/run/journal\.(sqlite|trajectories/\d+) cannot be written: No space left on device; make room on its disk"
         assert re.search(full, message), message
         assert acknowledged
         (disk / "filler").unlink()
-        simulate(again, disk)
+        async with filtering(disk / "run", incarnation=2) as (stage, _):
+            journal = stage["kv_scheduler"].call("journal", FILTER)
+            answer: GroupsUnfinished = await ask(journal, UnfinishedGroups(RL), timeout=10)
+            assert {group.opened.group for group in answer.groups} >= set(acknowledged)
+            assert answer.opened < 999
         assert audit(disk / "run").balanced
 
 
 async def test_a_row_or_summary_that_the_disk_refuses_stops_the_filter_with_what_was_there_as_it_was(
     tmp_path: Path,
 ) -> None:
-    topology = micro(tmp_path)
-    async with stand_ins(topology, "roc_filter") as stage:
-        async with running(RoCFilter, topology, "roc_filter", tmp_path, stage) as actor:
-            await enter(stage)
-            records = actor._records  # type: ignore[attr-defined]
-            records.evaluation(Evaluation(1), builders.evaluated(1.0), 1.0)
-            records.commit()
-            records.write_summary(1.0)
-            before = [(tmp_path / name).read_text() for name in ("metrics.jsonl", "summary.json")]
-            records.evaluation(Evaluation(1), builders.evaluated(1.0), 2.0)
-            actor._journal.commit()  # type: ignore[attr-defined]
-            with no_file_longer_than(len(before[0]) + 10):
-                with pytest.raises(DiskError, match=r"metrics\.jsonl cannot be written: File too large"):
-                    records.commit()
-            with no_file_longer_than(100):
-                with pytest.raises(DiskError, match=r"summary\.json cannot be written: File too large"):
-                    records.write_summary(2.0)
-            assert [(tmp_path / name).read_text() for name in ("metrics.jsonl", "summary.json")] == before
+    async with filtering(tmp_path) as (stage, actor):
+        await enter(stage)
+        records = actor._records
+        records.evaluation(Evaluation(1), builders.evaluated(1.0), 1.0)
+        records.commit()
+        records.write_summary(1.0)
+        before = [(tmp_path / name).read_text() for name in ("metrics.jsonl", "summary.json")]
+        records.evaluation(Evaluation(1), builders.evaluated(1.0), 2.0)
+        actor._journal.commit()
+        with no_file_longer_than(len(before[0]) + 10):
+            with pytest.raises(DiskError, match=r"metrics\.jsonl cannot be written: File too large"):
+                records.commit()
+        with no_file_longer_than(100):
+            with pytest.raises(DiskError, match=r"summary\.json cannot be written: File too large"):
+                records.write_summary(2.0)
+        assert [(tmp_path / name).read_text() for name in ("metrics.jsonl", "summary.json")] == before
     assert not list(tmp_path.glob(".*.partial"))
 
 
-def test_a_step_whose_rollouts_all_failed_ends_the_run_and_the_next_start_samples_it_anew(tmp_path: Path) -> None:
-    async def fail() -> None:
-        topology = micro(tmp_path)
-        async with stand_ins(topology, "roc_filter") as stage:
-            async with running(RoCFilter, topology, "roc_filter", tmp_path, stage):
-                await enter(stage)
-                await settle_group(stage, 0, "f" * 12)
-                await settle_group(stage, 1, "f" * 12)
-                await trio.sleep_forever()
-
-    with pytest.raises(BaseExceptionGroup) as caught:
-        simulate(fail)
-    said = user_mistake(caught.value)  # what the supervisor is told, with the exit code 2
-    assert said is not None
-    assert "rollout_generator.0: failed; look at logs/rollout_generator.0.jsonl" in said
-    assert json.loads((tmp_path / "summary.json").read_text())["groups_dropped_too_few_rollouts"] == 2
-
-    async def go_on() -> None:
-        topology = micro(tmp_path)
-        async with stand_ins(topology, "roc_filter") as stage:
-            async with running(RoCFilter, topology, "roc_filter", tmp_path, stage, incarnation=2):
-                await enter(stage)
-                for number in (2, 3):
-                    await settle_group(stage, number, "+-+-")
-                step = await stage["learner"].receive(StepReady)
-                assert (step.version, step.groups) == (5, ("s2-g000002", "s2-g000003"))
-                announced = [each for each in stage["kv_scheduler"].log if isinstance(each, GroupsProgress)]
-                assert announced[-1].uncounted == 2
-        assert audit(tmp_path).balanced
-
-    simulate(go_on)
+async def test_a_step_whose_rollouts_all_failed_ends_the_run_and_the_next_start_samples_it_anew(tmp_path: Path) -> None:
+    with told_at_the_end() as said:  # what the supervisor is told, with the exit code 2
+        async with filtering(tmp_path) as (stage, _):
+            await enter(stage)
+            await settle_group(stage, 0, "f" * 12)
+            await settle_group(stage, 1, "f" * 12)
+            await trio.sleep_forever()
+    assert "rollout_generator.0: failed; look at logs/rollout_generator.0.jsonl" in said[0]
+    assert summary_of(tmp_path)["groups_dropped_too_few_rollouts"] == 2
+    async with filtering(tmp_path, incarnation=2) as (stage, _):
+        await enter(stage)
+        for number in (2, 3):
+            await settle_group(stage, number, "+-+-")
+        step = await stage["learner"].receive(StepReady)
+        assert (step.version, step.groups) == (5, ("s2-g000002", "s2-g000003"))
+        announced = [each for each in stage["kv_scheduler"].log if isinstance(each, GroupsProgress)]
+        assert announced[-1].uncounted == 2
+    assert audit(tmp_path).balanced
 
 
-def test_an_evaluation_whose_rollouts_all_failed_is_asked_anew(tmp_path: Path) -> None:
+async def test_an_evaluation_whose_rollouts_all_failed_is_asked_anew(tmp_path: Path) -> None:
     evaluation = 1
-    status = ["fff"]
 
-    async def main() -> None:
-        topology = micro(tmp_path)
-        async with stand_ins(topology, "roc_filter") as stage:
-            cls = running(RoCFilter, topology, "roc_filter", tmp_path, stage, incarnation=1 + (status[0] == "+"))
-            async with cls:
-                await enter(stage, index=evaluation, version=0)
-                for number in range(6):  # three problems, sampled and greedily
-                    await happens(stage, f"{number}@0/0 {status[0]}", evaluation)
-                result = await stage["learner"].receive(EvaluationReady)
-                assert result.figures.sampled.success == 1.0
+    async def evaluate(ends: str, incarnation: int) -> None:
+        async with filtering(tmp_path, incarnation=incarnation) as (stage, _):
+            await enter(stage, index=evaluation, version=0)
+            for number in range(6):  # three problems, sampled and greedily
+                await happens(stage, f"{number}@0/0 {ends}", evaluation)
+            result = await stage["learner"].receive(EvaluationReady)
+            assert result.figures.sampled.success == 1.0
 
-    with pytest.raises(BaseExceptionGroup) as caught:
-        simulate(main)
-    assert "too few rollouts of the last 6 groups" in (user_mistake(caught.value) or "")
+    with told_at_the_end() as said:
+        await evaluate("fff", 1)
+    assert "too few rollouts of the last 6 groups" in said[0]
     journal = Journal(tmp_path / "journal.sqlite")
     assert journal.evaluations() == {}
     assert len(list(journal.groups(stage=evaluation, states=("open",)))) == 6
     journal.close()
-    status[0] = "+"
-    simulate(main)
+    await evaluate("+", 2)
 
 
 @pytest.mark.parametrize(
     ("knows", "note"),
     [(True, "crashed"), *((False, note) for note in ("crashed", "memory_limit", "output_limit", "timeout"))],
 )
-def test_checkers_that_judge_nothing_are_tried_with_an_answer_they_must_know(
+async def test_checkers_that_judge_nothing_are_tried_with_an_answer_they_must_know(
     tmp_path: Path, knows: bool, note: str
 ) -> None:
-    async def main() -> None:
-        topology = micro(tmp_path)
-        async with stand_ins(topology, "roc_filter") as stage:
+    def judge(wanted: Any) -> JudgementReply:
+        right = wanted.rollout == "control" and knows
+        return JudgementReply(wanted.rollout, Judgement(float(right), right, note="symbolic" if right else note))
 
-            def judge(wanted: Any) -> JudgementReply:
-                right = wanted.rollout == "control" and knows
-                return JudgementReply(
-                    wanted.rollout, Judgement(float(right), right, note="symbolic" if right else note)
-                )
-
-            stage["tool_executor"].reply = judge
-            async with running(RoCFilter, topology, "roc_filter", tmp_path, stage):
-                await enter(stage)
-                for number in range(3):
-                    await settle_group(stage, number, "????")
-                await trio.sleep(100)
-
-    if knows:
-        simulate(main)
-        return
-    with pytest.raises(BaseExceptionGroup) as caught:
-        simulate(main)
-    assert f"they do not find a rollout right that is ({note})" in (user_mistake(caught.value) or "")
+    with nullcontext([]) if knows else told_at_the_end() as said:
+        async with filtering(tmp_path, reply=judge) as (stage, _):
+            await enter(stage)
+            for number in range(3):
+                await settle_group(stage, number, "????")
+            await trio.sleep(100)
+    assert knows or f"they do not find a rollout right that is ({note})" in said[0]
 
 
 async def test_a_prompt_too_long_is_named_once_and_counted_in_step_and_summary(tmp_path: Path) -> None:
-    topology = micro(tmp_path)
     with capture_logs() as logs:
-        async with (
-            stand_ins(topology, "roc_filter") as stage,
-            running(RoCFilter, topology, "roc_filter", tmp_path, stage),
-        ):
+        async with filtering(tmp_path) as (stage, _):
             await enter(stage)
             for number in range(2):
                 await settle_group(stage, number, "llll")
@@ -535,4 +497,4 @@ async def test_a_prompt_too_long_is_named_once_and_counted_in_step_and_summary(t
             await ask(stage["learner"].call("steps", FILTER), StepTrained(RL, 5, (), TrainingFigures()), timeout=10)
     assert sum("too long" in log["event"] for log in logs) == 1
     assert audit(tmp_path).dropped == {"prompt_too_long": 2}
-    assert json.loads((tmp_path / "summary.json").read_text())["groups_dropped_prompt_too_long"] == 2
+    assert summary_of(tmp_path)["groups_dropped_prompt_too_long"] == 2

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,55 +14,40 @@ import pytest
 import trio
 from prometheus_client.parser import text_string_to_metric_families
 
-from actors.runtime.process import user_mistake
+from actors.sandbox.isolation import control_groups
+from actors.sandbox.owner import interpreter
 from actors.sandbox.owner.functions import FunctionSandbox
 from actors.tool_executor import ToolExecutor
-from actors.weights.files import model_directory
 from agent_rl.environments.base import CheckError
 from agent_rl.environments.python_tools import NOTEBOOK_TOOL, PYTHON_TOOL, notebook
-from agent_rl.messages import (
-    ActorStatus,
-    Judgement,
-    JudgementReply,
-    Sampling,
-    ToolCall,
-    ToolResult,
-    Trajectory,
-    Transcript,
-)
+from agent_rl.messages import ActorStatus, Judgement, JudgementReply, ToolCall, Transcript
 from agent_rl.observe.metrics import MetricsBoard
 from agent_rl_contract.builders import tool_call
 from agent_rl_contract.stage import Stage, running, stand_ins
 from examples.quickstart.arithmetic import Arithmetic
 from tests import builders
+from tests.actors.ends import told_at_the_end
 from tests.actors.sandbox.running import eventually, living, named
-from tests.actors.test_rollout_generator import scripted
 from tests.actors.topologies import micro
 
+pytestmark = pytest.mark.real_time
 Ask = Callable[..., Awaitable[Any]]
 
 
-def serve(
-    folder: Path, main: Callable[[Ask], Awaitable[Any]], *, cls: type[ToolExecutor] = ToolExecutor, **settings: Any
-) -> Any:
-    """What ``main`` returns, given a way to send a message to an executor."""
+@asynccontextmanager
+async def serving(folder: Path, *, cls: type[ToolExecutor] = ToolExecutor, **settings: Any) -> AsyncIterator[Ask]:
+    """A way to send a message to an executor, which runs."""
     topology = micro(folder, tool_executor=settings)
-
-    async def body() -> Any:
-        async with stand_ins(topology, "tool_executor") as stage:
-            async with running(cls, topology, "tool_executor", folder, stage):
-                return await main(asker(stage))
-
-    return trio.run(body)
+    async with stand_ins(topology, "tool_executor") as stage, running(cls, topology, "tool_executor", folder, stage):
+        yield asker(stage)
 
 
-def mistake(folder: Path, main: Callable[[Ask], Awaitable[Any]], **settings: Any) -> str:
+async def mistake(folder: Path, **settings: Any) -> str:
     """What the user is told of why an executor does not start."""
-    with pytest.raises(BaseExceptionGroup) as caught:
-        serve(folder, main, **settings)
-    message = user_mistake(caught.value)
-    assert message is not None
-    return message
+    with told_at_the_end() as told:
+        async with serving(folder, **settings):
+            await trio.sleep_forever()
+    return told[0]
 
 
 def asker(stage: Stage) -> Ask:
@@ -106,78 +92,60 @@ BAD = [
 ]
 
 
-def test_bad_calls_have_a_clear_outcome_and_the_good_ones_among_them_run(tmp_path: Path) -> None:
-    async def main(ask: Ask) -> list[tuple[ToolResult, ToolResult]]:
-        results: dict[int, tuple[ToolResult, ToolResult]] = {}
+async def test_bad_calls_have_a_clear_outcome_and_the_good_ones_among_them_run(tmp_path: Path) -> None:
+    async with serving(tmp_path, code_bytes=2000) as ask, trio.open_nursery() as nursery:
 
-        async def pair(index: int, bad: dict[str, Any]) -> None:
-            results[index] = (
-                await ask(call(**bad)),
-                await ask(call({"code": f"print({index})", "language": "python"})),
-            )
+        async def pair(index: int, given: dict[str, Any], outcome: str, reason: str) -> None:
+            bad = await ask(call(**given))
+            assert (bad.outcome, reason in bad.stderr, len(bad.stderr) < 300) == (outcome, True, True)
+            good = await ask(call({"code": f"print({index})", "language": "python"}))
+            assert (good.outcome, good.stdout) == ("success", f"{index}\n")
 
-        async with trio.open_nursery() as nursery:  # a batch, as it were
-            for index, (bad, _, _) in enumerate(BAD):
-                nursery.start_soon(pair, index, bad)
-        return [results[index] for index in range(len(BAD))]
-
-    for index, (bad, good) in enumerate(serve(tmp_path, main, code_bytes=2000)):
-        _, outcome, reason = BAD[index]
-        assert (bad.outcome, reason in bad.stderr, len(bad.stderr) < 300) == (outcome, True, True)
-        assert (good.outcome, good.stdout) == ("success", f"{index}\n")
+        for index, each in enumerate(BAD):  # a batch, as it were
+            nursery.start_soon(pair, index, *each)
 
 
-def test_a_call_may_ask_for_less_time(tmp_path: Path) -> None:
-    async def main(ask: Ask) -> ToolResult:
-        return await ask(call({"code": "while True: pass", "timeout": 0.3}))
-
-    result = serve(tmp_path, main)
-    assert (result.outcome, result.run_seconds < 2) == ("timeout", True)
+async def test_a_call_may_ask_for_less_time(tmp_path: Path) -> None:
+    async with serving(tmp_path) as ask:
+        result = await ask(call({"code": "while True: pass", "timeout": 0.3}))
+        assert (result.outcome, result.run_seconds < 2) == ("timeout", True)
 
 
 @pytest.mark.usefixtures("notebooks")
-def test_the_notebooks_cells_share_state_and_a_lost_executors_session_is_rebuilt(tmp_path: Path) -> None:
-    async def main(ask: Ask) -> list[ToolResult]:
-        calls = [
-            call({"code": "x = 1"}, tool=NOTEBOOK_TOOL, cell=1),
-            call({"code": "print(x)"}, tool=NOTEBOOK_TOOL, cell=2, state=cells("x = 1")),
-            call({"code": "print(x)"}, tool=NOTEBOOK_TOOL, cell=2, state=cells("x = 1")),
-            call({"code": "y"}, tool=NOTEBOOK_TOOL, session="elsewhere", cell=3, state=cells("x = 1", "y = x + 1")),
-            call({"code": "1"}, tool=PYTHON_TOOL),
-        ]
-        return [await ask(each) for each in calls]
-
-    first, second, again, elsewhere, other = serve(tmp_path, main)
-    assert (first.state, second.stdout, second.state) == (cells("x = 1"), "1\n", cells("x = 1", "print(x)"))
-    assert (again.stdout, again.state) == (second.stdout, second.state)
-    assert (elsewhere.value, elsewhere.state) == ("2", cells("x = 1", "y = x + 1", "y"))
-    assert "2 earlier cells were run again" in elsewhere.note
-    assert other.outcome == "unknown_tool"
+async def test_the_notebooks_cells_share_state_and_a_lost_executors_session_is_rebuilt(tmp_path: Path) -> None:
+    async with serving(tmp_path) as ask:
+        first = await ask(call({"code": "x = 1"}, tool=NOTEBOOK_TOOL, cell=1))
+        assert first.state == cells("x = 1")
+        for _ in range(2):
+            second = await ask(call({"code": "print(x)"}, tool=NOTEBOOK_TOOL, cell=2, state=cells("x = 1")))
+            assert (second.stdout, second.state) == ("1\n", cells("x = 1", "print(x)"))
+        state = cells("x = 1", "y = x + 1")
+        elsewhere = await ask(call({"code": "y"}, tool=NOTEBOOK_TOOL, session="elsewhere", cell=3, state=state))
+        assert (elsewhere.value, elsewhere.state) == ("2", cells("x = 1", "y = x + 1", "y"))
+        assert "2 earlier cells were run again" in elsewhere.note
+        assert (await ask(call({"code": "1"}, tool=PYTHON_TOOL))).outcome == "unknown_tool"
 
 
 @pytest.mark.usefixtures("notebooks")
-def test_a_rollout_that_is_over_leaves_nothing(tmp_path: Path) -> None:
+async def test_a_rollout_that_is_over_leaves_nothing(tmp_path: Path) -> None:
     over = call({}, tool="", cell=0, ends=True)
-
-    async def main(ask: Ask) -> list[ToolResult]:
-        calls = [call({"code": code}, tool=NOTEBOOK_TOOL, cell=1) for code in (f"{named('over')}x = 1", "x")]
-        first = await ask(calls[0])
+    calls = [call({"code": code}, tool=NOTEBOOK_TOOL, cell=1) for code in (f"{named('over')}x = 1", "x")]
+    async with serving(tmp_path) as ask:
+        assert (await ask(calls[0])).outcome == "success"
         assert living("over") == 1
-        ended = await ask(over)
+        assert (await ask(over)).outcome == "success"
         assert await eventually(lambda: living("over") == 0)
-        return [first, ended, await ask(over), await ask(calls[1])]
-
-    first, ended, again, anew = serve(tmp_path, main)
-    assert (first.outcome, ended.outcome, again.outcome) == ("success", "success", "success")
-    assert (anew.outcome, "NameError" in anew.stderr) == ("error", True)  # the same call of a new rollout
+        assert (await ask(over)).outcome == "success"
+        anew = await ask(calls[1])
+        assert (anew.outcome, "NameError" in anew.stderr) == ("error", True)  # the same call of a new rollout
 
 
 @pytest.mark.parametrize(("kind", "children", "late"), [("calls", 2, 20), ("checks", 1, 15)])
-def test_a_storm_of_one_rollout_or_group_does_not_starve_another(
+async def test_a_storm_of_one_rollout_or_group_does_not_starve_another(
     tmp_path: Path, kind: str, children: int, late: int
 ) -> None:
-    async def main(ask: Ask) -> list[str]:
-        order: list[str] = []
+    order: list[str] = []
+    async with serving(tmp_path, children=children) as ask, trio.open_nursery() as nursery:
 
         async def one(name: str, number: int) -> None:
             if kind == "calls":
@@ -186,20 +154,16 @@ def test_a_storm_of_one_rollout_or_group_does_not_starve_another(
                 await ask(builders.wanted("x^2+2x+1", "(x+1)^2", f"{name}/{number}"))
             order.append(name)
 
-        async with trio.open_nursery() as nursery:
-            for number in range(40):
-                nursery.start_soon(one, "storm", number)
-            await trio.sleep(0.05)
-            for number in range(4):
-                nursery.start_soon(one, "calm" if number % 2 else "quiet", number)
-        return order
-
-    order = serve(tmp_path, main, children=children)
+        for number in range(40):
+            nursery.start_soon(one, "storm", number)
+        await trio.sleep(0.05)
+        for number in range(4):
+            nursery.start_soon(one, "calm" if number % 2 else "quiet", number)
     assert max(index for index, name in enumerate(order) if name != "storm") < late
 
 
 @pytest.mark.usefixtures("notebooks")
-def test_what_happened_is_counted_in_the_status_and_for_prometheus(tmp_path: Path) -> None:
+async def test_what_happened_is_counted_in_the_status_and_for_prometheus(tmp_path: Path) -> None:
     topology = micro(tmp_path, tool_executor={"sessions": 1})
     scraped = topology.run.model_copy(update={"metrics_port": 9100})  # the supervisor's; an actor only sends figures
     topology = topology.model_copy(update={"run": scraped})
@@ -207,25 +171,21 @@ def test_what_happened_is_counted_in_the_status_and_for_prometheus(tmp_path: Pat
     def session(name: str, cell: int, code: str, *earlier: str) -> ToolCall:
         return call({"code": code}, tool=NOTEBOOK_TOOL, session=name, cell=cell, state=cells(*earlier))
 
-    async def main() -> ActorStatus:
-        async with (
-            stand_ins(topology, "tool_executor") as stage,
-            running(ToolExecutor, topology, "tool_executor", tmp_path, stage),
-        ):
-            ask = asker(stage)
-            await ask(session("a", 1, "x = 1"))
-            await ask(session("b", 1, "1/0"))  # the other makes room for it
-            await ask(session("a", 2, "x", "x = 1"))
-            await ask(call({"code": "1"}, tool="shell"))
-            await ask(call({"code": "while True: pass", "timeout": 0.2}, tool=NOTEBOOK_TOOL, session="c"))
-            for gold in ("42", "x^2"):
-                await ask(builders.wanted(gold, "42", gold))
-            while True:
-                status: ActorStatus = await stage["supervisor.local"].receive(ActorStatus)
-                if status.actor == "tool_executor.0" and (figures := status.figures.executor) and figures.checks == 2:
-                    return status
-
-    status = trio.run(main)
+    async with (
+        stand_ins(topology, "tool_executor") as stage,
+        running(ToolExecutor, topology, "tool_executor", tmp_path, stage),
+    ):
+        ask = asker(stage)
+        await ask(session("a", 1, "x = 1"))
+        await ask(session("b", 1, "1/0"))  # the other makes room for it
+        await ask(session("a", 2, "x", "x = 1"))
+        await ask(call({"code": "1"}, tool="shell"))
+        await ask(call({"code": "while True: pass", "timeout": 0.2}, tool=NOTEBOOK_TOOL, session="c"))
+        for gold in ("42", "x^2"):
+            await ask(builders.wanted(gold, "42", gold))
+        status: ActorStatus | None = None
+        while not (status and status.figures.executor and status.figures.executor.checks == 2):
+            status = await stage["supervisor.local"].receive(ActorStatus)
     assert status.detail.startswith("isolation ")
     assert status.figures.executor.calls_per_s > 0
     board = MetricsBoard()
@@ -253,7 +213,7 @@ def test_what_happened_is_counted_in_the_status_and_for_prometheus(tmp_path: Pat
     assert value("agent_rl_tool_isolation", level=status.detail.removeprefix("isolation ")) == 1
 
 
-def test_an_executor_that_died_runs_code_again_before_its_checks_are_warm(
+async def test_an_executor_that_died_runs_code_again_before_its_checks_are_warm(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Most of the time lost by its death was the warm-up of the checks. An answer that comes early waits for it."""
@@ -273,23 +233,20 @@ def test_an_executor_that_died_runs_code_again_before_its_checks_are_warm(
     monkeypatch.setattr(FunctionSandbox, "run", late)
     judged: list[JudgementReply] = []
 
-    async def main(ask: Ask) -> None:
-        async def judge() -> None:
-            judged.append(await ask(builders.wanted("\\frac{1}{2}", "0.5")))
+    async def judge(ask: Ask) -> None:
+        judged.append(await ask(builders.wanted("\\frac{1}{2}", "0.5")))
 
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(judge)
-            ran = await ask(call({"code": "print(6 * 7)"}))
-            assert (ran.outcome, ran.stdout) == ("success", "42\n")
-            assert not judged
-            gate[0].set()
-
-    serve(tmp_path, main, cls=Restarted)
+    async with serving(tmp_path, cls=Restarted) as ask, trio.open_nursery() as nursery:
+        nursery.start_soon(judge, ask)
+        ran = await ask(call({"code": "print(6 * 7)"}))
+        assert (ran.outcome, ran.stdout) == ("success", "42\n")
+        assert not judged
+        gate[0].set()
     assert judged[0].judgement is not None
     assert judged[0].judgement.success
 
 
-def test_a_check_without_end_ends_as_not_equal_is_counted_and_holds_no_other(
+async def test_a_check_without_end_ends_as_not_equal_is_counted_and_holds_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code = "from agent_rl.environments.maths import rewards\ndef check(gold, prediction, problem):\n"
@@ -299,61 +256,42 @@ def test_a_check_without_end_ends_as_not_equal_is_counted_and_holds_no_other(
     monkeypatch.setattr("agent_rl.environments.maths.environment.CHECK", "slow_check:check")
     monkeypatch.setattr(Arithmetic, "checks", ("slow_check:check",))
 
-    async def main(ask: Ask) -> tuple[list[JudgementReply], bool]:
-        ended: dict[str, JudgementReply] = {}
+    ended: dict[str, JudgementReply] = {}
 
-        async def one(name: str, gold: str, prediction: str) -> None:
-            ended[name] = await ask(builders.wanted(gold, prediction, name))
+    async def one(ask: Ask, name: str, gold: str, prediction: str) -> None:
+        ended[name] = await ask(builders.wanted(gold, prediction, name))
 
-        async with trio.open_nursery() as nursery:
-            for name in ("a", "b"):
-                nursery.start_soon(one, name, "7", "endless")
-            await trio.sleep(0.1)
-            await one("good", "\\frac{1}{2}", "0.5")
-            first = set(ended) == {"good"}
-        return [ended[name] for name in ("a", "b", "good")], first
-
-    verdicts, good_was_first = serve(tmp_path, main, check_seconds=2)
-    assert [verdict.judgement.success for verdict in verdicts] == [False, False, True]
-    assert {verdict.judgement.note for verdict in verdicts[:2]} <= {"timeout", "memory_limit"}
-    assert good_was_first
+    async with serving(tmp_path, check_seconds=2) as ask, trio.open_nursery() as nursery:
+        for name in ("a", "b"):
+            nursery.start_soon(one, ask, name, "7", "endless")
+        await trio.sleep(0.1)
+        await one(ask, "good", "\\frac{1}{2}", "0.5")
+        assert set(ended) == {"good"}
+    judgements = {name: reply.judgement for name, reply in ended.items()}
+    assert [judgements[name].success for name in ("a", "b", "good")] == [False, False, True]
+    assert {judgements[name].note for name in ("a", "b")} <= {"timeout", "memory_limit"}
 
 
-def test_an_isolation_that_cannot_be_had_is_a_mistake_of_the_topology(
+async def test_an_isolation_that_cannot_be_had_is_a_mistake_of_the_topology(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from actors.sandbox.owner import interpreter
-
     async def refuse(self: Any, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
         raise interpreter.NoIsolationError("unshare: Operation not permitted")
 
     monkeypatch.setattr(interpreter.Interpreter, "run", refuse)
-
-    async def main(ask: Ask) -> None:
-        await trio.sleep_forever()
-
-    message = mistake(tmp_path, main, isolation="strong")
+    message = await mistake(tmp_path, isolation="strong")
     assert 'isolation = "strong" is not available on this host: unshare: Operation not permitted' in message
     assert 'isolation = "filtered"' in message
 
 
-@pytest.mark.parametrize("wanted", ["host", "required"])
-def test_control_groups_that_cannot_be_had_are_a_mistake_of_the_topology_only_where_they_are_required(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: str
+async def test_control_groups_that_cannot_be_had_are_a_mistake_of_the_topology_only_where_they_are_required(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from actors.sandbox.isolation import control_groups
-
     monkeypatch.setattr(control_groups, "hierarchies", lambda *_: [])
-
-    async def main(ask: Ask) -> str:
-        return (await ask(call({"code": "1"}))).outcome
-
-    if wanted == "host":
-        assert serve(tmp_path, main, control_groups=wanted) == "success"
-        return
-    assert mistake(tmp_path, main, control_groups=wanted).startswith(
-        'control_groups = "required" is not available on this host: memory: no mounted hierarchy has this controller; pids: '
-    )
+    async with serving(tmp_path, control_groups="host") as ask:
+        assert (await ask(call({"code": "1"}))).outcome == "success"
+    said = 'control_groups = "required" is not available on this host: memory: no mounted hierarchy has this controller'
+    assert (await mistake(tmp_path, control_groups="required")).startswith(f"{said}; pids: ")
 
 
 class Judges(Arithmetic):
@@ -372,7 +310,7 @@ class Judges(Arithmetic):
         )
 
 
-def test_a_judge_that_raises_hangs_or_returns_rubbish_is_a_fault_with_its_place(
+async def test_a_judge_that_raises_hangs_or_returns_rubbish_is_a_fault_with_its_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Arithmetic, "judge", Judges.judge)
@@ -383,104 +321,13 @@ def test_a_judge_that_raises_hangs_or_returns_rubbish_is_a_fault_with_its_place(
         "none": "returned None; it must return a Judgement (test_tool_executor.py, line",
     }
 
-    async def main(ask: Ask) -> dict[str, JudgementReply]:
-        wanted = builders.wanted("4", "4")
-        return {text: await ask(replace(wanted, transcript=Transcript((text,)))) for text in (*faults, "dies", "sound")}
-
-    replies = serve(tmp_path, main, judge_seconds=0.5)
+    wanted = builders.wanted("4", "4")
+    async with serving(tmp_path, judge_seconds=0.5) as ask:
+        replies: dict[str, JudgementReply] = {
+            text: await ask(replace(wanted, transcript=Transcript((text,)))) for text in (*faults, "dies", "sound")
+        }
     for text, said in faults.items():
         assert replies[text].judgement is None
         assert said in replies[text].fault
     assert replies["dies"].judgement == Judgement(0.0, success=False, note="memory_limit")
     assert replies["sound"].judgement == Judgement(1.0, success=True)
-
-
-GENERATOR = "rollout_generator.0"
-ROLLOUTS = 6
-ANSWER = "<answer>\\boxed{4}</answer>"
-
-
-def cell(code: str) -> str:
-    return f'<tool_call>{{"name": "jupyter_code", "arguments": {{"code": "{code}"}}}}</tool_call>'
-
-
-def test_a_killed_executors_calls_and_sessions_go_on_at_the_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Six sessions, spread over both; one executor dies while all six run a cell: nothing is lost, and it is said."""
-    monkeypatch.setattr(Arithmetic, "tools", (notebook,))
-    topology = micro(tmp_path)
-    entry = topology.actors["tool_executor"].model_copy(update={"replicas": 2})
-    topology = topology.model_copy(update={"actors": {**topology.actors, "tool_executor": entry}})
-    model = model_directory(topology, tmp_path)
-    turns = [cell("x = 40"), cell("import time; time.sleep(1.5)"), cell("print(x + 2)"), ANSWER]
-    generates = scripted(model, lambda number, _: turns[number - 1])
-    at_once: list[int] = []
-    killed: dict[str, int] = {}
-
-    class Counting(ToolExecutor):
-        """Says which calls it was given, and when all rollouts are in the cell that takes long.
-
-        First cells wait for one another: none is done, and counts as no work, before the last one has its executor.
-        """
-
-        async def execute(self, call: ToolCall) -> ToolResult:
-            given.setdefault(self.context.name, []).append(call)
-            if sum(map(len, given.values())) == ROLLOUTS:
-                all_placed.set()
-            await all_placed.wait()
-            if "sleep" in call.arguments.get("code", ""):
-                at_once.append(1)
-                if len(at_once) == ROLLOUTS:
-                    all_sleep.set()
-            return await super().execute(call)
-
-    responses: dict[str, str] = {}
-    given: dict[str, list[ToolCall]] = {}
-    all_placed, all_sleep = trio.Event(), trio.Event()
-
-    async def first_lives(until: trio.Event, stage: Any, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
-        async with running(Counting, topology, "tool_executor", tmp_path, stage, kill=True):
-            await stage.started("tool_executor.0")
-            task_status.started()
-            await until.wait()
-            killed.update(calls=len(given["tool_executor.0"]))
-
-    async def main() -> list[Trajectory]:
-        with trio.fail_after(60):
-            async with (
-                stand_ins(topology, "rollout_generator", "tool_executor") as stage,
-                running(Counting, topology, "tool_executor", tmp_path, stage, replica=1),
-                trio.open_nursery() as nursery,
-            ):
-                stage["learner"].announce("policy", GENERATOR).set(builders.published(3))
-                await nursery.start(first_lives, all_sleep, stage)
-                async with running(generates, topology, "rollout_generator", tmp_path, stage) as generator:
-                    push = stage["kv_scheduler"].push("requests", GENERATOR)
-                    for number in range(ROLLOUTS):
-                        request = builders.request(
-                            rollout=f"s0-g{number:06d}/0/0", group=f"s0-g{number:06d}", sampling=Sampling(1.0, 900, 4)
-                        )
-                        await push.send(request)
-                    made = [await stage["roc_filter"].receive(Trajectory) for _ in range(ROLLOUTS)]
-                    for each in made:
-                        responses[each.rollout] = generator._chat.decode(
-                            each.unpack().tokens[each.unpack().loss_mask == 0].tolist()
-                        )
-                    return made
-        raise AssertionError("the body returns")
-
-    made = trio.run(main)
-    assert {trajectory.status for trajectory in made} == {"finished"}
-    assert [[call.outcome for call in trajectory.transcript.calls] for trajectory in made] == [
-        ["success"] * 3
-    ] * ROLLOUTS
-    first, second = given["tool_executor.0"], given["tool_executor.1"]
-    lost = {call.rollout for call in first}
-    assert (len(lost), len(first)) == (ROLLOUTS // 2, killed["calls"])  # by outstanding work, half each
-    moved = [call for call in second if call.rollout in lost]
-    assert {call.state for call in moved if "sleep" in call.arguments["code"]} == {b'["x = 40"]'}
-    assert len(moved) == 2 * len(lost)
-    note = "[The session was lost: its 1 earlier cells were run again.]"
-    assert {rollout for rollout, text in responses.items() if text.count(note) == 1} == lost
-    assert all("<tool_response>42</tool_response>" in text for text in responses.values())

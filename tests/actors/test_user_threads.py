@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -33,6 +34,15 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(user_threads, "TICK_SECONDS", 0.05)
 
 
+@asynccontextmanager
+async def watched(**options: Any) -> AsyncIterator[None]:
+    """A watchdog runs."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(Watchdog(**options).run)
+        yield
+        nursery.cancel_scope.cancel()
+
+
 async def sleeps() -> None:
     time.sleep(1e9)  # noqa: ASYNC251
 
@@ -56,38 +66,30 @@ async def catches_each_exception() -> None:
 @pytest.mark.parametrize(
     "code", [sleeps, spins, sleeps_in_a_nursery, catches_each_exception], ids=lambda code: code.__name__
 )
-def test_what_blocks_the_loop_is_interrupted_where_it_stands(code: Callable[[], Awaitable[None]]) -> None:
-    async def main() -> str:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(Watchdog().run)
-            await trio.sleep(0.15)
-            with pytest.raises(BlockedError) as caught, interruptible(0.15):
-                await code()
-            await trio.sleep(0.15)  # the loop turns on, and nothing else is interrupted
-            nursery.cancel_scope.cancel()
-        return str(caught.value)
-
-    said = trio.run(main)
+@pytest.mark.real_time
+async def test_what_blocks_the_loop_is_interrupted_where_it_stands(code: Callable[[], Awaitable[None]]) -> None:
+    async with watched():
+        await trio.sleep(0.15)
+        with pytest.raises(BlockedError) as caught, interruptible(0.15):
+            await code()
+        await trio.sleep(0.15)  # the loop turns on, and nothing else is interrupted
+    said = str(caught.value)
     assert said.startswith("it held the event loop for 0.15 s without an await; await what takes long, or run it with ")
     assert "(test_user_threads.py, line " in said
 
 
-def test_only_code_of_users_is_interrupted_and_only_where_it_does_not_turn_the_loop() -> None:
-    async def main() -> int:
-        turns = 0
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(Watchdog().run)
-            await trio.sleep(0.2)
-            time.sleep(0.4)  # noqa: ASYNC251  an actor's own work, which loads a model perhaps
-            with interruptible(0.15):
-                until = trio.current_time() + 0.4
-                while trio.current_time() < until:
-                    await trio.lowlevel.checkpoint()
-                    turns += 1
-            nursery.cancel_scope.cancel()
-        return turns
-
-    assert trio.run(main) > 10
+@pytest.mark.real_time
+async def test_only_code_of_users_is_interrupted_and_only_where_it_does_not_turn_the_loop() -> None:
+    turns = 0
+    async with watched():
+        await trio.sleep(0.2)
+        time.sleep(0.4)  # noqa: ASYNC251  an actor's own work, which loads a model perhaps
+        with interruptible(0.15):
+            until = trio.current_time() + 0.4
+            while trio.current_time() < until:
+                await trio.lowlevel.checkpoint()
+                turns += 1
+    assert turns > 10
 
 
 class Blocks(Arithmetic):
@@ -112,7 +114,8 @@ async def blocks() -> str:
     return ""
 
 
-def test_an_executor_outlives_judges_observers_and_tools_that_block_it(
+@pytest.mark.real_time
+async def test_an_executor_outlives_judges_observers_and_tools_that_block_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(Arithmetic, "judge", Blocks.judge)
@@ -126,15 +129,13 @@ def test_an_executor_outlives_judges_observers_and_tools_that_block_it(
         wanted = replace(builders.wanted("4", "4", f"{text}-{number}"), transcript=Transcript((text,)))
         replies[wanted.rollout] = await ask(wanted)
 
-    async def main() -> tuple[Any, Any]:
-        async with (
-            stand_ins(topology, "tool_executor") as stage,
-            running(ToolExecutor, topology, "tool_executor", tmp_path, stage),
-            trio.open_nursery() as nursery,
-        ):
-            await stage.started("tool_executor.0")
-            nursery.start_soon(Watchdog().run)
-            ask = asker(stage)
+    async with (
+        stand_ins(topology, "tool_executor") as stage,
+        running(ToolExecutor, topology, "tool_executor", tmp_path, stage),
+    ):
+        await stage.started("tool_executor.0")
+        ask = asker(stage)
+        async with watched():
             async with trio.open_nursery() as asking:
                 for number in range(3):
                     for text in ("block", "sound"):
@@ -142,10 +143,6 @@ def test_an_executor_outlives_judges_observers_and_tools_that_block_it(
             turns = stage["rollout_generator"].call("turns", "tool_executor.0")
             observed = await turns(ObserveTurn("r/0/0", builders.problem(), Transcript(("a",)), b"", 7))
             result = await ask(tool_call({}, "blocks"))
-            nursery.cancel_scope.cancel()
-        return observed, result
-
-    observed, result = trio.run(main)
     said = "fails with BlockedError: it held the event loop for 0.15 s without an await"
     for number in range(3):
         assert replies[f"block-{number}"].fault.startswith(f"Arithmetic.judge {said}")
@@ -156,18 +153,13 @@ def test_an_executor_outlives_judges_observers_and_tools_that_block_it(
     assert result.outcome == "timeout"
 
 
-def test_what_blocks_from_the_start_on_is_reported_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.real_time
+async def test_what_blocks_from_the_start_on_is_reported_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An actor that is started again gets at once what blocked it before, and its thread may never come to look."""
     monkeypatch.setattr("actors.user_threads.TICK_SECONDS", 60.0)
-
-    async def main(report: int) -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(Watchdog(silent_seconds=3.0, report=report).run)
+    with (tmp_path / "report").open("w+") as file:
+        async with watched(silent_seconds=3.0, report=file.fileno()):
             await trio.testing.wait_all_tasks_blocked()
             time.sleep(1.2)  # noqa: ASYNC251
-            nursery.cancel_scope.cancel()
-
-    with (tmp_path / "report").open("w+") as file:
-        trio.run(main, file.fileno())
         file.seek(0)
         assert "test_user_threads.py" in file.read()

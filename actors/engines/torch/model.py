@@ -156,11 +156,7 @@ class CausalModel:
             logits: Tensor = self._fused.forward(tokens, positions, ends, step)
         else:
             output = self._model(
-                input_ids=tokens[None],
-                position_ids=positions[None],
-                use_cache=False,
-                logits_to_keep=ends,
-                kv_step=step,
+                input_ids=tokens[None], position_ids=positions[None], use_cache=False, logits_to_keep=ends, kv_step=step
             )
             logits = output.logits[0]
         if self._tokens is not None:

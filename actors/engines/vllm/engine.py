@@ -315,10 +315,7 @@ class VllmEngine:
         from vllm import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        return AsyncLLM.from_engine_args(
-            AsyncEngineArgs(**self.start.arguments()),
-            stat_loggers=[self._load.logger()],
-        )
+        return AsyncLLM.from_engine_args(AsyncEngineArgs(**self.start.arguments()), stat_loggers=[self._load.logger()])
 
     def _measure(self, llm: AsyncLLM) -> EngineLimits:
         config = llm.vllm_config

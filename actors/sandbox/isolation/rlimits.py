@@ -15,13 +15,7 @@ SESSION_CPU_SECONDS = 3600
 """CPU time of a whole session. Each of its cells also has the call's wall limit."""
 REPORTING_BYTES = 64 << 20
 """Address space added to a child's limit after its code has ended, so that it can report that memory ran out."""
-SET = (
-    resource.RLIMIT_CPU,
-    resource.RLIMIT_AS,
-    resource.RLIMIT_FSIZE,
-    resource.RLIMIT_NOFILE,
-    resource.RLIMIT_NPROC,
-)
+SET = (resource.RLIMIT_CPU, resource.RLIMIT_AS, resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC)
 PENDING_SIGNALS = 64
 """Pending signals with data. The kernel also counts them for each slot and user, so calls share a total."""
 NO_DUMP = 1

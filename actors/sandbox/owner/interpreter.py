@@ -65,12 +65,7 @@ ROOT = str(Path(__file__).resolve().parents[3])
 """The folder of this project's packages: a checkout, or site-packages."""
 OURS = ("actors", "agent_rl", "agent_rl_contract", "benchmarks", "transport")
 BOOT = "import sys; sys.path.append({root!r}); from actors.sandbox.inside.program import main; main()"
-ENVIRONMENT = {
-    "OMP_NUM_THREADS": "1",
-    "OPENBLAS_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-    "LD_BIND_NOW": "1",
-}
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "LD_BIND_NOW": "1"}
 """Environment of the interpreter only: a pool of threads would not survive a fork, and each child would repeat the work
 that a library does at its first call. Calls do not see these variables."""
 ENDING_SECONDS = 5.0

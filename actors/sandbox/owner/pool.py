@@ -236,12 +236,7 @@ class Pool:
         self._seconds["run_seconds"] += seconds
         self._seconds["queue_seconds"] += queue_seconds
         return ToolOutput(
-            ending.outcome,
-            ending.stdout,
-            ending.stderr,
-            ending.value,
-            run_seconds=seconds,
-            queue_seconds=queue_seconds,
+            ending.outcome, ending.stdout, ending.stderr, ending.value, run_seconds=seconds, queue_seconds=queue_seconds
         )
 
     async def _pick(self, weight: int) -> Interpreter | None:

@@ -59,36 +59,28 @@ def test_what_is_no_order_is_refused(pipe, data):
         Orders(reading).first()
 
 
-def test_stop_and_kill_are_signals(pipe):
-    reading, writing = pipe
-    writing.write(b"".join(map(packed, (Alive(), Say("one two"), Alive(), Stop(), Kill()))))
-    writing.close()
-    assert follow(Orders(reading)) == ([signal.SIGTERM, signal.SIGTERM, signal.SIGINT], ["one two"])
+TERM = signal.SIGTERM
 
 
-def test_the_end_of_the_connection_stops_the_host_once(pipe):
-    reading, writing = pipe
-    writing.close()
-    came, said = follow(Orders(reading))
-    assert came == [signal.SIGTERM]
-    assert said == ["the connection to `agent-rl up` has ended"]
-
-
-def test_what_cannot_be_read_stops_the_host(pipe):
-    reading, writing = pipe
-    writing.write(packed(Say("one")) + b"hello\n")
-    came, said = follow(Orders(reading))
-    assert came == [signal.SIGTERM]
-    assert said[:1] == ["one"]
-    assert said[1].startswith("what `agent-rl up` says cannot be read: length: ")
-
-
-def test_a_long_silence_stops_the_host(pipe, monkeypatch):
+@pytest.mark.parametrize(
+    ("messages", "closed", "came", "said"),
+    [
+        ((Alive(), Say("one two"), Alive(), Stop(), Kill()), True, [TERM, TERM, signal.SIGINT], ["one two"]),
+        ((), True, [TERM], ["the connection to `agent-rl up` has ended"]),
+        ((Say("one"), b"hello\n"), False, [TERM], ["one", "what `agent-rl up` says cannot be read: length: "]),
+        ((), False, [TERM], ["nothing has come from `agent-rl up` for 0.05 s"]),
+    ],
+    ids=["orders", "the end", "what cannot be read", "silence"],
+)
+def test_orders_and_their_end_are_signals(pipe, monkeypatch, messages, closed, came, said):
     monkeypatch.setattr(orders, "SILENT_SECONDS", 0.05)
-    reading, _ = pipe
-    came, said = follow(Orders(reading))
-    assert came == [signal.SIGTERM]
-    assert said[0] == "nothing has come from `agent-rl up` for 0.05 s"
+    reading, writing = pipe
+    writing.write(b"".join(each if isinstance(each, bytes) else packed(each) for each in messages))
+    if closed:
+        writing.close()
+    signals, texts = follow(Orders(reading))
+    assert signals == came
+    assert [text.startswith(start) for text, start in zip(texts, said, strict=False)] == [True] * len(said)
 
 
 def test_a_file_is_written_once_and_the_one_before_is_kept(tmp_path):

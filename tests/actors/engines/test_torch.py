@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+import numpy as np
 import pytest
 import torch
 import trio
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from actors.engines.base import EngineError
 from actors.engines.reference import TINY_KNOWN, TINY_VOCABULARY, Architecture, save_tiny_model
+from actors.engines.torch import packing
 from actors.engines.torch.engine import TorchEngine
 from actors.engines.torch.fused import Projection
 from actors.engines.torch.kv_cache import KVCache
 from actors.engines.torch.model import CausalModel
+from actors.engines.torch.packing import prefill_parts, rounded, spans
+from agent_rl.learning.linear import CACHES, PRODUCTS
 from agent_rl.messages import PolicyVersion
 from agent_rl_contract.engine import (
     CHECKS,
@@ -37,17 +46,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from actors.engines.base import Engine, TurnRequest, TurnResult
-import os
-import subprocess
-import sys
-
-import numpy as np
-from hypothesis import given
-from hypothesis import strategies as st
-
-from actors.engines.torch import packing
-from actors.engines.torch.packing import prefill_parts, rounded, spans
-from agent_rl.learning.linear import CACHES, PRODUCTS
 
 pytestmark = pytest.mark.real_time
 
@@ -81,10 +79,7 @@ def new_subject(
 @pytest.mark.parametrize("check", [*CHECKS, *SLEEP_CHECKS], ids=lambda check: check.__name__)
 @pytest.mark.parametrize(("architecture", "kv_on_update"), [("qwen3", "keep"), ("llama", "recompute")])
 def test_contract(
-    check: Callable[[Subject], Awaitable[None]],
-    architecture: Architecture,
-    kv_on_update: Update,
-    tmp_path: Path,
+    check: Callable[[Subject], Awaitable[None]], architecture: Architecture, kv_on_update: Update, tmp_path: Path
 ) -> None:
     trio.run(check, new_subject(tmp_path, architecture, kv_on_update))
 
@@ -131,7 +126,7 @@ def test_fused_without_one_dnn_parameters_are_parts_of_one_tensor(architecture: 
         assert made[0]._weight.untyped_storage().data_ptr() == attention.v_proj.weight.untyped_storage().data_ptr()
 
 
-def test_equals_generate_of_hugging_face(tmp_path: Path) -> None:
+async def test_equals_generate_of_hugging_face(tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
     subject = new_subject(tmp_path)
@@ -139,19 +134,10 @@ def test_equals_generate_of_hugging_face(tmp_path: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(subject.model_path)
     inputs = torch.tensor([prompt])
     padding = list(range(TINY_KNOWN, TINY_VOCABULARY))
-    whole = model.generate(
-        inputs,
-        attention_mask=torch.ones_like(inputs),
-        do_sample=False,
-        max_new_tokens=90,
-        suppress_tokens=padding,
-    )
-
-    async def main() -> list[int]:
-        async with subject.running() as engine:
-            return (await engine.generate(turn("r", prompt, 90))).tokens.tolist()
-
-    assert trio.run(main) == whole[0, 33:].tolist()
+    options = {"do_sample": False, "max_new_tokens": 90, "suppress_tokens": padding}
+    whole = model.generate(inputs, attention_mask=torch.ones_like(inputs), **options)
+    async with subject.running() as engine:
+        assert (await engine.generate(turn("r", prompt, 90))).tokens.tolist() == whole[0, 33:].tolist()
 
 
 async def test_only_what_is_new_is_computed(tmp_path: Path) -> None:
@@ -239,22 +225,19 @@ async def test_after_new_weights_a_prompt_is_computed_once_and_old_keys_are_not_
         nursery.cancel_scope.cancel()
 
 
-def test_preempted_sequences_come_back_unchanged(tmp_path: Path) -> None:
+async def test_preempted_sequences_come_back_unchanged(tmp_path: Path) -> None:
     subject = new_subject(tmp_path)
     requests = [turn(f"r{i}", random_prompt(i, 10), 100, temperature=1.0, seed=i) for i in range(6)]
-
-    async def main(kv_tokens: int | None) -> tuple[list[list[int]], int]:
+    written = []
+    for kv_tokens in (None, 300):
         async with subject.running(max_rollouts=6, kv_tokens=kv_tokens) as engine:
             results = await generate_all(engine, requests)
             for request, result in zip(requests, results, strict=True):
                 expected = subject.reference.logprobs(request.tokens, result.tokens.tolist(), 1.0)
                 assert abs(result.logprobs - expected).max() < 1e-4
-            return [result.tokens.tolist() for result in results], engine.figures.preempted
-
-    roomy, unpreempted = trio.run(main, None)
-    crowded, preempted = trio.run(main, 300)
-    assert (unpreempted, preempted > 0) == (0, True)
-    assert crowded == roomy
+            written.append([result.tokens.tolist() for result in results])
+            assert (engine.figures.preempted > 0) == (kv_tokens is not None)
+    assert written[0] == written[1]
 
 
 def test_a_cache_refuses_a_sequence_longer_than_the_model_allows() -> None:

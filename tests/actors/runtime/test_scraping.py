@@ -13,7 +13,7 @@ import pytest
 import trio
 
 from actors.http import listen
-from actors.runtime.scraping import serve_metrics
+from actors.runtime.supervise import serve_metrics
 
 pytestmark = pytest.mark.real_time
 TEXT = "# TYPE agent_rl_x gauge\nagent_rl_x 1\n"

@@ -21,8 +21,9 @@ print(open("mine").read(), os.listdir("."), len(os.listdir("/tmp")))
 FOLLOWER = """
 import builtins, json, os, sys
 print(os.listdir("."), os.getcwd(), len(sys.meta_path), json.dumps([1]), sorted(os.environ), hasattr(builtins, "evil"))
+print(oct(os.stat("/tmp").st_mode), os.stat("/tmp").st_mtime < 10, os.listxattr("/tmp"))
 """
-FOLLOWED = "[] /tmp 3 [1] [] False\n"
+FOLLOWED = "[] /tmp 3 [1] [] False\n0o40700 False []\n"
 
 
 class Attacked:

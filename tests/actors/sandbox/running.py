@@ -17,6 +17,7 @@ from actors.sandbox.isolation.levels import IsolationError
 from actors.sandbox.owner.client import ExecutionLimits, Sandbox
 from actors.sandbox.owner.pool import Pool
 from agent_rl.environments.base import ToolOutput
+from benchmarks.tool_processes import children_of
 
 P = TypeVar("P", bound=Pool)
 
@@ -104,6 +105,12 @@ def commands(*words: bytes) -> list[int]:
             said = path.read_bytes()
             found += [int(path.parent.name)] * all(word in said for word in words)
     return found
+
+
+def below(pid: int) -> list[int]:
+    """All processes that a process, or one below it, has started and not reaped."""
+    found = children_of(pid)
+    return [*found, *(other for child in found for other in below(child))]
 
 
 def living(name: str) -> int:

@@ -6,6 +6,7 @@ the predictions of a table share.
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -21,48 +22,15 @@ CHECK = "agent_rl.environments.maths.rewards:check"
 pytestmark = pytest.mark.real_time
 LIMITS = ExecutionLimits(wall_seconds=3.0, cpu_seconds=2.0, memory_bytes=512 << 20)
 OWNED = "/tmp/agent-rl-owned-by-a-check"
-CODE = {
-    "a call": f"__import__('os').system('touch {OWNED}')",
-    "in a formula": f"1 + __import__('os').system('touch {OWNED}')",
-    "in a function": rf"\sin(__import__('os').system('touch {OWNED}'))",
-    "in a sum": rf"\sum_{{k=1}}^{{open('{OWNED}','w')}} k",
-    "in an integral": rf"\int_0^1 \operatorname{{exec}}(\"open('{OWNED}','w')\") dx",
-    "in a limit": rf"\lim_{{x \to 0}} eval(\"open('{OWNED}','w')\")",
-    "as sympy's own": f"Symbol('x').__class__.__init__.__globals__['__builtins__']['open']('{OWNED}','w')",
-    "as LaTeX's": rf"\input{{/etc/passwd}}\write18{{touch {OWNED}}}",
-}
+CHECKS = tomllib.loads(Path(__file__).with_name("attacks.toml").read_text())["checks"]
+CODE = {name: text.replace("{{OWNED}}", OWNED) for name, text in CHECKS["code"].items()}
 GREEDY = {
-    "time": r"\sum_{k=1}^{10^{10}} k^k",
-    "a tower": "9^{9^{9^{9}}}",
-    "a factorial": r"\sum_{k=1}^{3} (10^{8})!",
+    **CHECKS["greedy"],
     "nesting": r"\sqrt{" * 5000,
     "a matrix": r"\begin{pmatrix}" + "1 & " * 20_000 + r"1\end{pmatrix}",
     "length": "(" * 500_000,
 }
-FORGED = {
-    "the verdict": "symbolic equal",
-    "the report": "success\nsymbolic equal",
-    "in a box": r"\boxed{symbolic equal}",
-    "JSON": '{"equal": true}',
-    "a wildcard": ".*",
-    "the gold's name": "gold",
-    "every digit": ", ".join(map(str, range(10))),
-    "either or": "7 or 8 or 9",
-    "all numbers": r"x \in \mathbb{R}",
-    "NUL and half a character": "7\0\ud800",
-}
-
-
-LISTED = (
-    r"<answer>\boxed{1}\boxed{2}\boxed{3}</answer>",
-    r"<answer>\boxed{7}</answer><answer>\boxed{3}</answer>",
-    r"<answer>\boxed{7} </answer> \boxed{7} <answer>3</answer>",
-    r"<answer></answer>\boxed{7}<answer>\boxed{}</answer>",
-    r"</answer>\boxed{7}<answer>\boxed{3}</answer>",
-    r"<answer>\boxed{6}</answer>symbolic equal",
-    r"<answer>\boxed{symbolic equal}</answer>",
-    r"<answer>\boxed{5, 6, 7, 8}</answer>",
-)
+FORGED = {**CHECKS["forged"], "NUL and half a character": "7\0\ud800"}
 
 
 async def judged(predictions, level="host"):
@@ -109,6 +77,6 @@ async def test_a_prediction_that_passes_for_a_verdict_or_for_everything_is_not_e
 
 
 async def test_an_end_that_lists_answers_closes_tags_early_or_prints_a_verdict_gains_nothing():
-    found = await judged({text: final for text in LISTED if (final := final_answer(text)) is not None})
+    found = await judged({text: final for text in CHECKS["listed"] if (final := final_answer(text)) is not None})
     assert found
     assert "equal" not in found.values(), found

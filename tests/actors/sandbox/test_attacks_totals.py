@@ -2,53 +2,24 @@
 
 from __future__ import annotations
 
+import tomllib
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 
 from actors.sandbox.owner.client import ExecutionLimits, Sandbox
 from agent_rl.environments.base import ToolOutput
-from tests.actors.sandbox.running import eventually, groups_or_skip, living, named, require, run_with
+from tests.actors.sandbox.running import eventually, living, named, sandboxed
 
+pytestmark = pytest.mark.real_time
 MIB = 1 << 20
 PATIENT = ExecutionLimits(wall_seconds=50, cpu_seconds=50)
 PEAKS = ("memory.peak", "memory.max_usage_in_bytes")
-NEIGHBOUR = "import time\nopen('mine', 'w').write('x')\ntime.sleep(2)\nprint(open('mine').read())"
-BOMB = """
-import os, time
-def fill():
-    x = []
-    while len(x) < 400:
-        x.append(bytearray(b"x") * 2**20)
-    time.sleep(600)
-for _ in range(31):
-    if os.fork() == 0:
-        fill()
-print(os.waitstatus_to_exitcode(os.wait()[1]))
-"""
-
-
-HIDDEN = """
-import mmap, os, time
-def hide():
-    for _ in range(4):
-        held.append(mmap.mmap(-1, 64 << 20, mmap.MAP_SHARED))
-        for at in range(0, 64 << 20, 4096):
-            held[-1][at] = 1
-            if at % (1 << 20) == 0:
-                held[-1].madvise(mmap.MADV_DONTNEED)
-        held[-1].madvise(mmap.MADV_DONTNEED)
-    time.sleep(600)
-held = []
-for _ in range(3):
-    if os.fork() == 0:
-        hide()
-print(os.waitstatus_to_exitcode(os.wait()[1]))
-"""
-"""Memory that is mapped and charged, but on no page that the kernel counts as the process' own when it looks for the
-largest."""
+TOTALS = tomllib.loads(Path(__file__).with_name("attacks.toml").read_text())["totals"]
 
 
 async def beside(sandbox: Sandbox, *codes: str) -> list[ToolOutput]:
@@ -59,7 +30,7 @@ async def beside(sandbox: Sandbox, *codes: str) -> list[ToolOutput]:
         results[number] = await sandbox.execute(code, name=str(number))
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(call, 0, NEIGHBOUR)
+        nursery.start_soon(call, 0, TOTALS["neighbour"])
         await trio.sleep(0.2)
         for number, code in enumerate(codes, 1):
             nursery.start_soon(call, number, code)
@@ -69,89 +40,64 @@ async def beside(sandbox: Sandbox, *codes: str) -> list[ToolOutput]:
     return [results[number] for number in range(1, len(codes) + 1)]
 
 
+def strong(groups: list[str], **settings: Any) -> AbstractAsyncContextManager[Sandbox]:
+    """A strongly isolated sandbox, and these control groups."""
+    return sandboxed("strong", groups=groups, limits=PATIENT, **settings)
+
+
 def group(sandbox: Sandbox, controller: str) -> Path:
     return next(one.directory for one in sandbox.groups.groups if one.controller == controller)
 
 
-def test_memory_that_counts_as_no_process_own_ends_calls_before_their_interpreter() -> None:
-    """The kernel counts a victim as gone before its shared pages are free: the interpreter can be the next victim."""
+def peak_is_below(sandbox: Sandbox, limit: int) -> None:
+    """The most memory of all calls that their group has counted, where the kernel counts it."""
+    found = [group(sandbox, "memory") / peak for peak in PEAKS]
+    assert [int(path.read_text()) <= limit for path in found if path.exists()] in ([True], [])
 
-    async def main(sandbox: Sandbox) -> None:
-        result = await sandbox.execute(named("hidden-memory") + HIDDEN)
+
+async def test_memory_that_counts_as_no_process_own_ends_calls_before_their_interpreter() -> None:
+    """The kernel counts a victim as gone before its shared pages are free: the interpreter can be the next victim."""
+    async with sandboxed(groups=["memory"], memory_bytes=400 * MIB, limits=PATIENT) as sandbox:
+        result = await sandbox.execute(named("hidden-memory") + TOTALS["hidden"])
         assert result.outcome in ("success", "memory_limit"), result  # one of its processes has ended, or it has
         assert await eventually(lambda: living("hidden-memory") == 0)
         assert (await sandbox.execute("print(1)")).stdout == "1\n"
         assert sandbox.figures["restarts"] <= 1
 
-    groups_or_skip("memory")
-    run_with(Sandbox(memory_bytes=400 * MIB, limits=PATIENT), main)
 
-
-def test_a_memory_bomb_of_32_processes_that_each_keep_their_limit() -> None:
-    async def main(sandbox: Sandbox) -> None:
-        [result] = await beside(sandbox, named("total-bomb") + BOMB)
+async def test_a_memory_bomb_of_32_processes_that_each_keep_their_limit() -> None:
+    async with strong(["memory"], memory_bytes=600 * MIB) as sandbox:
+        [result] = await beside(sandbox, named("total-bomb") + TOTALS["bomb"])
         assert (result.outcome, result.stdout) == ("success", "-9\n")
-        found = [group(sandbox, "memory") / peak for peak in PEAKS]
-        assert [int(path.read_text()) <= 600 * MIB for path in found if path.exists()] in ([True], [])
+        peak_is_below(sandbox, 600 * MIB)
         assert await eventually(lambda: living("total-bomb") == 0)
 
-    require("strong")
-    groups_or_skip("memory")
-    run_with(Sandbox(isolation="strong", memory_bytes=600 * MIB, limits=PATIENT), main)
 
-
-def test_a_call_that_uses_the_memory_of_all_up_is_told_so() -> None:
-    async def main(sandbox: Sandbox) -> None:
-        result, killed = await beside(
-            sandbox, "x = []\nwhile True: x.append(bytearray(b'x') * 2**20)", "import os\nos.kill(os.getpid(), 9)"
-        )
+async def test_a_call_that_uses_the_memory_of_all_up_is_told_so() -> None:
+    kill = "import os\nos.kill(os.getpid(), 9)"
+    async with strong(["memory"], memory_bytes=300 * MIB) as sandbox:
+        result, killed = await beside(sandbox, "x = []\nwhile True: x.append(bytearray(b'x') * 2**20)", kill)
         assert (result.outcome, "memory of all calls" in result.stderr) == ("memory_limit", True)
         assert killed.outcome in ("killed", "memory_limit")  # the second where both happened at once
-        assert (await sandbox.execute("import os\nos.kill(os.getpid(), 9)")).outcome == "killed"
-
-    require("strong")
-    groups_or_skip("memory")
-    run_with(Sandbox(isolation="strong", memory_bytes=300 * MIB, limits=PATIENT), main)
+        assert (await sandbox.execute(kill)).outcome == "killed"
 
 
-def test_files_of_many_calls_in_memory_count_too() -> None:
-    async def main(sandbox: Sandbox) -> None:
-        code = "import time\nfor i in range(4): open(f'{i}', 'wb').write(bytes(15 * 2**20))\ntime.sleep(1)"
+async def test_files_of_many_calls_in_memory_count_too() -> None:
+    code = "import time\nfor i in range(4): open(f'{i}', 'wb').write(bytes(15 * 2**20))\ntime.sleep(1)"
+    async with strong(["memory"], memory_bytes=300 * MIB) as sandbox:
         await beside(sandbox, *[code] * 7)
-        found = [group(sandbox, "memory") / peak for peak in PEAKS]
-        assert [int(path.read_text()) <= 300 * MIB for path in found if path.exists()] in ([True], [])
-
-    require("strong")
-    groups_or_skip("memory")
-    run_with(Sandbox(isolation="strong", memory_bytes=300 * MIB, limits=PATIENT), main)
+        peak_is_below(sandbox, 300 * MIB)
 
 
 @pytest.mark.parametrize("level", ["filtered", "limits"])
-def test_a_fork_bomb_that_no_limit_of_the_user_binds(level: str) -> None:
-    async def main(sandbox: Sandbox) -> None:
-        code = named("bomb-in-total") + (
-            "import os, time\nwhile True:\n    try:\n        if os.fork() == 0: time.sleep(60)\n"
-            "    except BlockingIOError:\n        print('refused')\n        break"
-        )
-        [result] = await beside(sandbox, code)
+async def test_a_fork_bomb_that_no_limit_of_the_user_binds(level: str) -> None:
+    limits = replace(PATIENT, processes=8)
+    async with sandboxed(level, groups=["pids"], children=4, sessions=0, limits=limits) as sandbox:
+        [result] = await beside(sandbox, named("bomb-in-total") + TOTALS["forks"])
         assert (result.outcome, result.stdout) == ("success", "refused\n")
         assert await eventually(lambda: living("bomb-in-total") == 0)
 
-    require(level)
-    groups_or_skip("pids")
-    limits = replace(PATIENT, processes=8)
-    run_with(Sandbox(isolation=level, children=4, sessions=0, limits=limits), main)  # type: ignore[arg-type]
 
-
-def test_looking_for_the_groups() -> None:
-    async def main(sandbox: Sandbox) -> str:
-        code = (
-            "import os\nprint([os.path.exists(path) for path in ('/sys', '/proc/self/cgroup', '/cgroup')])\n"
-            "import ctypes\nprint(ctypes.CDLL(None).mount(b'x', b'/tmp', b'cgroup2', 0, None))\n"
-            "print({'sys', 'proc', 'cgroup'} & set(os.listdir('/')))"
-        )
-        return (await beside(sandbox, code))[0].stdout
-
-    require("strong")
-    groups_or_skip()
-    assert run_with(Sandbox(isolation="strong", limits=PATIENT), main) == "[False, False, False]\n-1\nset()\n"
+async def test_looking_for_the_groups() -> None:
+    async with strong([]) as sandbox:
+        assert (await beside(sandbox, TOTALS["look"]))[0].stdout == "[False, False, False]\n-1\nset()\n"

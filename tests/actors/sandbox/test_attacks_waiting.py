@@ -6,7 +6,7 @@ import os
 import signal
 import socket
 import subprocess
-import sys
+import tomllib
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from actors.sandbox.inside.shares import Shares
 from actors.sandbox.inside.slots import NamespaceSlots
 from actors.sandbox.owner.client import ExecutionLimits, Sandbox
 from benchmarks.tool_processes import children_of, processes_of
-from tests.actors.sandbox.running import eventually, interpreter_pid, is_alive, require, sandboxed, state, wait_until
+from tests.actors.sandbox.running import eventually, interpreter_pid, is_alive, sandboxed, state, wait_until
 
 SPARES = NamespaceSlots.spares
 
@@ -56,35 +56,17 @@ async def kill_waiting(sandbox: Sandbox) -> None:
     assert await eventually(lambda: not any(map(is_alive, pids)))
 
 
-ALL = "import os\nfound = 1\ntry: os.kill(-1, {})\nexcept ProcessLookupError: found = 0"
-EACH = """
-import ctypes, os
-libc = ctypes.CDLL(None, use_errno=True)
-found = 0
-for pid in [*range(2, 40000), PIDS]:
-    try: found += pid != os.getpid() and {}
-    except ProcessLookupError: pass
-"""
-REACHING = {
-    "kill all": ALL.format(9),
-    "stop all": ALL.format(19),
-    "kill": EACH.format("os.kill(pid, 9) is None"),
-    "stop": EACH.format("os.kill(pid, 19) is None"),
-    "kill groups": EACH.format("os.killpg(pid, 9) is None"),
-    "open": EACH.format("os.pidfd_open(pid) > 0"),
-    "trace": EACH.format("libc.ptrace(16, pid, 0, 0) == 0"),
-    "read": EACH.format("libc.process_vm_readv(pid, 0, 0, 0, 0, 0) >= 0"),
-    "proc": EACH.format("os.path.exists(f'/proc/{pid}/mem')"),
-}
+WAITING = tomllib.loads(Path(__file__).with_name("attacks.toml").read_text())["waiting"]
 
 
 async def test_a_waiting_child_cannot_be_reached():
     async with strong(limits=ExecutionLimits(wall_seconds=20, cpu_seconds=20)) as sandbox:
         interpreter = interpreter_pid(sandbox)
-        for name, code in REACHING.items():
+        for name, (kind, tried) in WAITING["reaching"].items():
             first, *others = await all_waiting(sandbox)
             pids = ", ".join(map(str, (first, *others, *children_of(interpreter), interpreter, os.getpid())))
-            result = await sandbox.execute(code.replace("PIDS", pids) + "\nprint(found)", name="attack")
+            code = WAITING[kind].replace("{}", tried).replace("PIDS", pids)
+            result = await sandbox.execute(f"{code}\nprint(found)", name="attack")
             assert (name, result.outcome, result.stdout) == (name, "success", "0\n"), result
             assert first in await all_waiting(sandbox)  # the newest ran the attack
             assert state(first) == "S"
@@ -123,10 +105,7 @@ async def test_a_waiting_child_knows_no_call():
 
 
 TIMES = {"queue_seconds": 0.0, "run_seconds": 0.0}
-FOUND = """
-import gc, linecache, sys
-print(sorted(globals()), len(linecache.cache), sorted(sys.modules), gc.get_count()[1:], sys.stdin.read())
-"""
+FOUND = WAITING["found"]
 
 
 async def test_children_that_die_waiting_take_no_call_with_them_and_a_call_finds_the_same_in_a_new_one():
@@ -138,15 +117,6 @@ async def test_children_that_die_waiting_take_no_call_with_them_and_a_call_finds
             await kill_waiting(sandbox)  # there is no other before the next call
             assert replace(await sandbox.execute(FOUND), **TIMES) == replace(waited, **TIMES)
         assert sandbox.figures["restarts"] == 0
-
-
-async def test_random_numbers_differ_in_children_that_waited_beside_each_other():
-    async with strong() as sandbox:
-        said = set()
-        for _ in range(3):
-            await all_waiting(sandbox)
-            said |= {(await sandbox.execute("import random\nprint(random.random())")).stdout for _ in range(SPARES)}
-        assert len(said) == 3 * SPARES
 
 
 async def test_a_slot_that_dies_with_the_child_waiting_in_it_is_replaced():
@@ -217,33 +187,6 @@ async def test_waiting_children_end_with_their_interpreter(number):
         assert await eventually(lambda: not any(map(is_alive, pids)))
         assert (await sandbox.execute("print(1)")).stdout == "1\n"
         assert not set(pids) & set(await all_waiting(sandbox))
-
-
-OWNER = """
-import trio
-from actors.sandbox.owner.client import Sandbox
-async def main():
-    sandbox = Sandbox(isolation="strong", control_groups="off")
-    async with trio.open_nursery() as nursery:
-        await nursery.start(sandbox.run)
-        print(sandbox._ready[0]._process.pid, flush=True)
-        await trio.sleep_forever()
-trio.run(main)
-"""
-
-
-def test_no_waiting_child_survives_an_owner_that_is_killed() -> None:
-    require("strong")
-    root = Path(__file__).resolve().parents[3]
-    with subprocess.Popen([sys.executable, "-c", OWNER], cwd=root, stdout=subprocess.PIPE, text=True) as owner:
-        try:
-            assert owner.stdout is not None
-            interpreter = int(owner.stdout.readline())
-            assert wait_until(lambda: len(waiting(interpreter)) == SPARES)
-            pids = [interpreter, *children_of(interpreter), *forked(interpreter)]
-        finally:
-            owner.kill()
-    assert wait_until(lambda: not any(map(is_alive, pids)))
 
 
 async def test_none_waits_where_calls_could_reach_it():

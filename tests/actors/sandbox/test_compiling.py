@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import json
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,65 +14,7 @@ import pytest
 from actors.sandbox.inside.child import USER_FILE, compiled_apart
 from benchmarks.tool_processes import SNIPPETS
 
-CODES = (
-    "",
-    "1",
-    " 1",
-    "\t1",
-    "\n\n1\n\n# the end\n",
-    "x = 1",
-    "x = 1\nx",
-    "x = 1\nx  # x",
-    "x = 1\n x",
-    "x = 1; x",
-    "x = 1\nx; x + 1",
-    "x = [\n1,\n2\n]",
-    "max(\n1,\n2\n)",
-    "max(\n    1,\n    2)",
-    "max(1,\n2)",
-    "(1,\n2)[\n0\n]",
-    'x = """\n1\n"""',
-    'x = """\n1""" + "2"',
-    '"doc"',
-    '"doc"\n__doc__',
-    "'''\n1\n'''\n__doc__",
-    "x = 1 + \\\n2",
-    "1 + \\\n2",
-    "x = 2\n-x",
-    "if True:\n    1",
-    "if False:\n    x = 1\nelse:\n    x = 2\nx",
-    "if True: 1",
-    "for x in range(3):\n    x\nelse:\n    x = 5\nx",
-    "def f():\n    return 3\nf()",
-    "@\\\nid\ndef f(): pass\nf > 0",
-    "class C:\n    x = 4\nC.x",
-    "(y := 3)",
-    "*[1], 2",
-    "from math import sqrt",
-    "from __future__ import annotations\nx: y = 1\n__annotations__",
-    "lambda: 1",
-    "x = 1\r\nx",
-    "x = 1\rx",
-    "'\r1'",
-    "\ufeff1",
-    "# coding: latin-1\n'\u00e4'",
-    "1\n\x0c",
-    "\x0c1",
-    "await x",
-    "yield 1",
-    "return 1",
-    "f(",
-    ")",
-    "x = 1\nx x",
-    "x = (1\nx",
-    "x = 'a\nx",
-    "a\x00",
-    "1/0",
-    "x = 0\n\n1/x",
-    "def f(): 1/0\nf()",
-    "x = 1\n\n\nmax(x,\n  1/0)",
-    "..." + "".join("\n" + "x = 1" for _ in range(50)) + "\nx",
-)
+CODES = json.loads(Path(__file__).with_name("compiled_codes.json").read_text())
 
 
 def outcome(statements: Any, expression: Any) -> tuple[str, list[str], list[tuple[int | None, int | None]]]:

@@ -23,12 +23,12 @@ from actors.sandbox.isolation.control_groups import (
     _parent,
     memory_kills,
 )
-from actors.sandbox.owner.client import ExecutionLimits, Sandbox
+from actors.sandbox.owner.client import ExecutionLimits
 from actors.sandbox.owner.interpreter import Ended, ending_of
 from actors.sandbox.wire import CPU_TIMEOUT, NO_VERDICT, TIMEOUT
 from agent_rl.files.cgroups import Hierarchy, hierarchies, memory_around, memory_here
 from agent_rl.files.leftovers import sweep_one
-from tests.actors.sandbox.running import groups_or_skip, run_with
+from tests.actors.sandbox.running import groups_or_skip, sandboxed
 
 UNIFIED = "24 1 0:21 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n"
 SEPARATE = """\
@@ -38,6 +38,9 @@ SEPARATE = """\
 39 31 0:36 / /sys/fs/cgroup/pids rw,relatime - cgroup cgroup rw,pids
 40 31 0:37 / /sys/fs/cgroup/systemd rw,relatime - cgroup cgroup rw,name=systemd
 """
+IN_A_CONTAINER = SEPARATE.replace("0:32 / ", "0:32 /docker/4f ").replace(
+    "/sys/fs/cgroup/memory", "/sys/fs/my\\040groups"
+)
 AS_NOBODY = """
 import os, trio
 from actors.sandbox.owner.client import Sandbox
@@ -62,26 +65,29 @@ def test_version_2() -> None:
     assert found == [Hierarchy(2, (), top / "user.slice/run-1.scope", top)]
 
 
-def test_version_1_with_controllers_mounted_together() -> None:
-    cgroup = "8:pids:/\n4:memory:/jobs/7\n3:cpu,cpuacct:/\n9:name=systemd:/x\n"
-    found = {one.controllers: one.own for one in hierarchies(cgroup, SEPARATE)}
-    assert found["memory",] == Path("/sys/fs/cgroup/memory/jobs/7")
-    assert found["pids",] == Path("/sys/fs/cgroup/pids")
-    assert found["cpu", "cpuacct"] == Path("/sys/fs/cgroup/cpu,cpuacct")
-
-
-def test_both_versions_at_once() -> None:
-    unified = UNIFIED.replace("/sys/fs/cgroup", "/sys/fs/cgroup/unified")
-    found = hierarchies("4:memory:/jobs/7\n0::/a:b\n", SEPARATE + unified)
-    assert [(one.version, one.own.name) for one in found] == [(1, "7"), (2, "a:b")]
-
-
-def test_a_container_sees_a_part_of_a_hierarchy() -> None:
-    mounts = SEPARATE.replace("0:32 / ", "0:32 /docker/4f ").replace("/sys/fs/cgroup/memory", "/sys/fs/my\\040groups")
-    inside, outside = "4:memory:/docker/4f/x\n", "4:memory:/docker\n"
-    assert hierarchies(inside, mounts)[0].own == Path("/sys/fs/my groups/x")
-    assert hierarchies(outside, mounts) == []
-    assert hierarchies("0::/../..\n", "") == []
+@pytest.mark.parametrize(
+    ("cgroup", "mounts", "found"),
+    [
+        (
+            "8:pids:/\n4:memory:/jobs/7\n3:cpu,cpuacct:/\n9:name=systemd:/x\n",
+            SEPARATE,
+            {("memory",): "/memory/jobs/7", ("pids",): "/pids", ("cpu", "cpuacct"): "/cpu,cpuacct"},
+        ),
+        (
+            "4:memory:/jobs/7\n0::/a:b\n",
+            SEPARATE + UNIFIED.replace("/sys/fs/cgroup", "/sys/fs/cgroup/unified"),
+            {("memory",): "/memory/jobs/7", (): "/unified/a:b"},
+        ),
+        ("4:memory:/docker/4f/x\n", IN_A_CONTAINER, {("memory",): "/sys/fs/my groups/x"}),
+        ("4:memory:/docker\n", IN_A_CONTAINER, {}),
+        ("0::/../..\n", "", {}),
+    ],
+    ids=["version 1", "both at once", "a part is seen", "another part is seen", "nothing is mounted"],
+)
+def test_where_the_groups_of_a_process_are(cgroup: str, mounts: str, found: dict[tuple[str, ...], str]) -> None:
+    own = {one.controllers: str(one.own) for one in hierarchies(cgroup, mounts)}
+    own.pop(("name=systemd",), None)
+    assert own == {name: path if path.startswith("/sys") else f"/sys/fs/cgroup{path}" for name, path in found.items()}
 
 
 def test_a_process_has_the_least_that_is_allowed_around_it(tmp_path: Path) -> None:
@@ -159,11 +165,10 @@ def test_the_kernels_kills_for_want_of_memory_are_counted(
     assert memory_kills(tmp_path) == 3
 
 
-def test_groups_that_are_not_wanted_are_not_made() -> None:
-    async def main(sandbox: Sandbox) -> tuple[str, list[str]]:
-        return (await sandbox.execute("1")).outcome, sandbox.groups.to_join
-
-    assert run_with(Sandbox(control_groups="off"), main) == ("success", [])
+@pytest.mark.real_time
+async def test_groups_that_are_not_wanted_are_not_made() -> None:
+    async with sandboxed(control_groups="off") as sandbox:
+        assert ((await sandbox.execute("1")).outcome, sandbox.groups.to_join) == ("success", [])
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
@@ -177,13 +182,11 @@ def test_a_user_who_was_delegated_no_group_goes_on_without_or_is_refused_when_th
     assert 'accept less with control_groups = "host" or "off"' in refused
 
 
-def test_the_groups_are_gone_with_the_sandbox() -> None:
-    async def main(sandbox: Sandbox) -> list[Path]:
+@pytest.mark.real_time
+async def test_the_groups_are_gone_with_the_sandbox() -> None:
+    async with sandboxed(groups=[]) as sandbox:
         await sandbox.execute("import os\nif os.fork() == 0:\n    while True: pass")
-        return [Path(path).parent for path in sandbox.groups.to_join]
-
-    groups_or_skip()
-    found = run_with(Sandbox(), main)
+        found = [Path(path).parent for path in sandbox.groups.to_join]
     assert len(found) >= 1
     assert not any(path.exists() for path in found)
 
@@ -232,13 +235,12 @@ def groups_of(groups: ControlGroups) -> list[Path]:
     return [path.readlink() for path in groups._held[0].iterdir()]
 
 
-def test_an_interpreter_that_finds_too_little_memory_says_so() -> None:
-    groups_or_skip("memory")
-    sandbox = Sandbox(memory_bytes=4 << 20, limits=ExecutionLimits())
-    with pytest.RaisesGroup(
-        pytest.RaisesExc(Exception, match="memory limit of all calls together"), flatten_subgroups=True
-    ):
-        run_with(sandbox, lambda sandbox: sandbox.execute("1"))
+@pytest.mark.real_time
+async def test_an_interpreter_that_finds_too_little_memory_says_so() -> None:
+    said = pytest.RaisesExc(Exception, match="memory limit of all calls together")
+    with pytest.RaisesGroup(said, flatten_subgroups=True):
+        async with sandboxed(groups=["memory"], memory_bytes=4 << 20, limits=ExecutionLimits()):
+            pytest.fail("it has started")
 
 
 @pytest.mark.parametrize("version", [1, 2])

@@ -6,6 +6,7 @@ import os
 import re
 import socket
 import sys
+import tomllib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -29,6 +30,8 @@ pytestmark = pytest.mark.real_time
 PORT = 8642
 MIB = 1024 * 1024
 SECRET = "what another rollout has"
+PROGRAMS = tomllib.loads(Path(__file__).with_name("programs.toml").read_text())
+"""`takes` takes memory that is of no process: the kernel would end another one for it."""
 
 
 def jail(*, network: bool = True, **more: Any) -> Jail:
@@ -84,6 +87,12 @@ async def ran(at: Zygote, folder: Path, code: str, *, most: int = MIB, **more: A
             return told, program
 
 
+async def in_jail(folder: Path, code: str, **more: Any) -> tuple[dict[str, Any], Program]:
+    """As `ran`, with a zygote of its own, in a jail."""
+    async with zygote(jail()) as at:
+        return await ran(at, folder, code, **more)
+
+
 @pytest.mark.parametrize("jailed", [True, False])
 async def test_a_program_has_its_files_and_leaves_its_own(tmp_path: Path, jailed: bool) -> None:
     code = "import os; t = open('in/a.txt').read(); open('out.txt', 'w').write(t.upper()); print(os.getcwd()); exit(3)"
@@ -99,37 +108,9 @@ async def test_a_program_has_its_files_and_leaves_its_own(tmp_path: Path, jailed
     assert program.text == f"{given['folder']}\n"
 
 
-@pytest.mark.parametrize(
-    ("code", "said"),
-    [
-        (f"open({str(Path(__file__))!r})", "No such file"),
-        ("import os; os.listdir('/home')", "No such file"),
-        ("open('/usr/x', 'w')", "Read-only"),
-        ("import os; os.mkdir('/x')", "Read-only"),
-        ("open('/app/x', 'wb').write(bytes(9 << 20))", "No space left|File too large"),
-        ("import os; [open(f'/app/{n}', 'wb').write(bytes(1 << 20)) for n in range(9)]", "No space left"),
-        ("b = bytearray(600 << 20)", "MemoryError"),
-        ("import os, time\nwhile True: os.fork() or time.sleep(9)", "BlockingIOError"),
-        (
-            "import os\ntry: os.kill(1, 9)\nexcept OSError: pass\nprint('alive', flush=True); open('/proc/1/mem', 'rb')",
-            "alive\n.*Permission",
-        ),
-        ("import socket; socket.socket(40, 1)", "not supported"),
-        ("import os; os.setuid(0)", "not permitted|Invalid"),
-        ("import subprocess; subprocess.run(['unshare', '-U', 'true'], check=True)", "unshare failed"),
-        ("import socket; socket.create_connection(('10.0.0.1', 80), 3)", "unreachable"),
-        ("import socket; socket.getaddrinfo('pypi.org', 443)", "gaierror"),
-        ("import socket; socket.create_connection(('127.0.0.1', 22), 3)", "refused"),
-        ("import os; os.mknod('/app/sda', 0o60000, os.makedev(8, 0))", "not permitted"),
-        (
-            "import os; print(sorted(os.environ), flush=True); os.stat('/srv/x')",
-            r"\['HOME', ('LC_CTYPE', )?'PATH'\]\n.*No such file",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("code", "said"), [(row["code"], row["said"]) for row in PROGRAMS["holds"]])
 async def test_a_jail_holds(tmp_path: Path, code: str, said: str) -> None:
-    async with zygote(jail()) as at:
-        told, program = await ran(at, tmp_path, code)
+    told, program = await in_jail(tmp_path, code.replace("{{FILE}}", __file__))
     assert told["status"] == "status 1", program.text
     assert re.search(said, program.text, re.DOTALL), program.text
 
@@ -149,21 +130,18 @@ async def test_what_a_program_started_ends_with_it(tmp_path: Path) -> None:
 
 
 async def test_a_program_that_hangs_ends_and_its_check_runs(tmp_path: Path) -> None:
-    async with zygote(jail()) as at:
-        told, _ = await ran(at, tmp_path, "import time; time.sleep(99)", seconds=0.3, check=["true"])
+    told, _ = await in_jail(tmp_path, "import time; time.sleep(99)", seconds=0.3, check=["true"])
     assert (told["status"], told["check"]["status"]) == ("no end within 0.3 s", "status 0")
 
 
 async def test_a_check_is_tried_without_its_program(tmp_path: Path) -> None:
     more = {"files": {"given": "x"}, "check": ["sh", "-c", "cat given; ls"], "seconds": 0.0}
-    async with zygote(jail()) as at:
-        told, program = await ran(at, tmp_path, "open('by-the-program', 'w'); print('ran')", **more)
+    told, program = await in_jail(tmp_path, "open('by-the-program', 'w'); print('ran')", **more)
     assert (told["status"], program.text, told["check"]["output"]) == ("not run", "", "xgiven\n")
 
 
 async def test_a_program_that_floods_its_output_is_stopped(tmp_path: Path) -> None:
-    async with zygote(jail()) as at:
-        told, program = await ran(at, tmp_path, "while True: print('x' * 1000)", most=MIB)
+    told, program = await in_jail(tmp_path, "while True: print('x' * 1000)", most=MIB)
     assert (told["status"], program.flooded) == ("stopped", True)
 
 
@@ -173,23 +151,12 @@ async def test_a_reward_that_the_program_wrote_is_not_the_check_s(tmp_path: Path
         "os.symlink('/app/fake', '/tests/test.sh'); os.chmod('/logs/verifier/x', 0); os.chmod('/logs/verifier', 0)"
     )
     check = ["sh", "/tests/test.sh"]
-    async with zygote(jail()) as at:
-        told, program = await ran(at, tmp_path, code, check=check, check_files={"test.sh": "echo true test"})
+    told, program = await in_jail(tmp_path, code, check=check, check_files={"test.sh": "echo true test"})
     assert (told["status"], program.text) == ("status 0", "")
     assert told["check"] == {"status": "status 0", "output": "true test\n", "reward": ""}
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        "import os; os.kill(1, 2); os.kill(1, 15); os.kill(1, 35)",
-        "import os; os.symlink('.', 'a'); os.symlink('.', 'b'); os.symlink('.', 'c')",
-        "import os\nfor _ in range(1500): os.mkdir('d'); os.chdir('d')",
-        "import os; os.chmod('/app', 0)",
-        "import os\ntry:\n    for n in range(70000): open(f'/app/{n}', 'w')\nexcept OSError: pass",
-        "import os; os.mkdir('x'); os.chdir('x'); os.rmdir('../x'); os.kill(os.getpid(), 35)",
-    ],
-)
+@pytest.mark.parametrize("code", PROGRAMS["whatever"])
 async def test_whatever_a_program_does_its_check_runs_and_its_files_are_read(tmp_path: Path, code: str) -> None:
     async with zygote(jail(disk=64 * MIB)) as at:
         check = {"check": ["sh", "-c", "ls /tests"], "check_files": {"test.sh": ""}}
@@ -219,24 +186,6 @@ async def test_the_home_of_a_program_sets_no_traps_for_its_check(tmp_path: Path)
     assert (program.text, told["check"]["output"]) == ("", "")
 
 
-PLANTED = """
-import os, resource
-for folder in ("/app", "/app/bin", "/tmp/bin"):
-    os.makedirs(folder, exist_ok=True)
-    for name, text in {"grep": "#!/bin/sh\\necho planted", "json.py": "planted", "env": "echo planted"}.items():
-        open(f"{folder}/{name}", "w").write(text)
-        os.chmod(f"{folder}/{name}", 0o755)
-os.symlink("/app/bin", "/tmp/link")
-open("/app/own", "w").write("#!/bin/sh\\ntouch /app/made; echo own")
-os.chmod("/app/own", 0o755)
-for limit in (resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC, resource.RLIMIT_FSIZE):
-    try: resource.prlimit(1, limit, (16, 16))
-    except OSError: pass
-try: os.setpriority(os.PRIO_PROCESS, 1, 19); os.sched_setscheduler(1, os.SCHED_IDLE, os.sched_param(0))
-except OSError: pass
-"""
-
-
 CHECKS = {
     "grep -c none /dev/null": "0\n",
     "python3 -c 'import json; json.dumps'": "",
@@ -251,7 +200,7 @@ CHECKS = {
 async def test_a_check_runs_nothing_that_the_program_planted(tmp_path: Path, users: int) -> None:
     places = f"/app/bin:/tmp/bin:/tmp/link:.::/app/../tmp/bin:{Path(sys.executable).parent}:{os.environ['PATH']}"
     traps = {"PYTHONPATH": WORK, "BASH_ENV": "/app/env", "ENV": "/app/env", "KEY": "k"}
-    more = {"argv": [sys.executable, "-Ic", PLANTED], "env": {"PATH": places, "HOME": WORK, **traps}}
+    more = {"argv": [sys.executable, "-Ic", PROGRAMS["planted"]], "env": {"PATH": places, "HOME": WORK, **traps}}
     said, user = {}, 1000 + (users > 1 and os.geteuid() == 0)
     async with zygote(jail(users=users)) as at:
         for check in CHECKS:
@@ -261,24 +210,12 @@ async def test_a_check_runs_nothing_that_the_program_planted(tmp_path: Path, use
     assert said == CHECKS
 
 
-LINKS = """
-import os
-for name, end in {"a": "/tests/test.sh", "b": "/logs/verifier/reward.json", "c": "/proc/self/root/tests/test.sh", "d": "a",
-                  "e": "/app/../tests", "f": "/proc/self/environ", "own": "kept"}.items():
-    os.symlink(end, f"/app/{name}")
-os.symlink("/logs/verifier/reward.json", "/tmp/lines")
-os.mkdir("/app/held"); os.symlink("/tests/test.sh", "/app/held/g"); os.chmod("/app/held", 0o500)
-open("/app/kept", "w").write("mine")
-print(open("/proc/self/oom_score_adj").read().strip())
-"""
-
-
 @pytest.mark.parametrize("users", [1, 4096])
 async def test_no_link_of_a_program_leads_its_check_to_the_tests_or_the_reward(tmp_path: Path, users: int) -> None:
     check = "mkdir -p /logs/verifier; ls /app; cat /app/own; grep -s 42 /app/a /app/c /app/d /app/held/g; echo 9 > /tmp/lines"
     async with zygote(jail(users=users)) as at:
         more = {"check": ["sh", "-c", check], "check_files": {"test.sh": "grep 42"}}
-        told, program = await ran(at, tmp_path, LINKS, **more)
+        told, program = await ran(at, tmp_path, PROGRAMS["links"], **more)
     assert told["check"]["output"].split() == ["held", "kept", "own", "mine"]
     assert (told["check"]["reward"], program.text) == ("", "1000\n"), "no program is a likelier victim than another"
 
@@ -303,20 +240,7 @@ async def test_what_is_shown_below_tmp_cannot_be_replaced(tmp_path: Path) -> Non
 
 async def test_a_forked_program_knows_neither_check_nor_what_others_were_given(tmp_path: Path) -> None:
     script = tmp_path / "agent.py"
-    script.write_text(
-        "import ctypes, gc, re, sys\n"
-        "if __name__ == '__main__':\n"
-        "    frame, seen = sys._getframe(), []\n"
-        "    while frame: seen.append(str(frame.f_locals)); frame = frame.f_back\n"
-        "    seen += [str(each) for each in gc.get_objects() if isinstance(each, dict)]\n"
-        "    print(any('of-the-' + 'check' in each for each in seen))\n"
-        "    found = False\n"
-        "    for line in open('/proc/self/maps'):\n"
-        "        if 'rw-p' in line:\n"
-        "            begin, end = (int(part, 16) for part in line.split()[0].split('-'))\n"
-        "            found = found or re.search(rb'key-of-the-[f]irst', ctypes.string_at(begin, end - begin)) is not None\n"
-        "    print(found, sys.argv[1:])\n"
-    )
+    script.write_text(PROGRAMS["forked"])
     made = jail()
     made.plan.append(["bind", str(script)])
     async with zygote(made, str(script)) as at:
@@ -325,16 +249,6 @@ async def test_a_forked_program_knows_neither_check_nor_what_others_were_given(t
         more = {"check": ["true"], "check_files": {"test.sh": "of-the-" + "check"}}
         _, program = await ran(at, tmp_path, "", argv=["second"], **more)
     assert program.text == "False\nFalse ['second']\n"
-
-
-TAKES = """
-import os, sys, time
-kept = [os.memfd_create("x") for _ in range(int(sys.argv[1]))]
-for each in kept: os.write(each, bytes(1 << 20))
-print("took", flush=True)
-time.sleep(float(sys.argv[2]))
-"""
-"""Memory that is of no process: the kernel would end another one for it."""
 
 
 @asynccontextmanager
@@ -349,7 +263,9 @@ async def crowd(memory: int) -> AsyncIterator[tuple[Zygote, ControlGroups]]:
 
 async def test_a_program_that_takes_all_memory_ends_itself_and_is_judged(tmp_path: Path) -> None:
     async with crowd(24 * MIB) as (at, groups):
-        told, program = await ran(at, tmp_path, "", argv=["python3", "-c", TAKES, "110", "0"], check=["true"])
+        told, program = await ran(
+            at, tmp_path, "", argv=["python3", "-c", PROGRAMS["takes"], "110", "0"], check=["true"]
+        )
         await ran(at, tmp_path, "")
         left = [each.name for group in groups.groups for each in group.directory.glob("*-1")]
     assert (told["status"], told["check"]["status"], program.starved(), left) == ("SIGKILL", "status 0", False, [])
@@ -357,7 +273,7 @@ async def test_a_program_that_takes_all_memory_ends_itself_and_is_judged(tmp_pat
 
 async def test_a_program_that_ends_for_memory_of_its_neighbours_is_not_at_fault(tmp_path: Path) -> None:
     async with crowd(512 * MIB) as (at, _), trio.open_nursery() as nursery:
-        async with at.program(asked(at, tmp_path, "", argv=["python3", "-c", TAKES, "110", "20"])) as hog:
+        async with at.program(asked(at, tmp_path, "", argv=["python3", "-c", PROGRAMS["takes"], "110", "20"])) as hog:
             nursery.start_soon(hog.read, MIB)
             await trio.to_thread.run_sync(wait_for, lambda: "took" in hog.text, "the memory to be taken")
             told, program = await ran(at, tmp_path, "b = bytearray(60 << 20); print(b.count(1))", check=["true"])
@@ -369,8 +285,7 @@ async def test_a_program_that_ends_for_memory_of_its_neighbours_is_not_at_fault(
 async def test_links_lead_to_nothing_of_the_host(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text(SECRET)
     code = f"import os; os.symlink({str(tmp_path / 'secret')!r}, 'a.txt'); os.mkfifo('b.txt'); open('c.txt','w').write('c')"
-    async with zygote(jail()) as at:
-        told, _ = await ran(at, tmp_path, code, collect=["*.txt"])
+    told, _ = await in_jail(tmp_path, code, collect=["*.txt"])
     assert told["files"] == {"c.txt": "c"}
 
 
@@ -394,25 +309,6 @@ async def test_the_gateway_is_reached_through_the_relay(tmp_path: Path) -> None:
     assert program.text == "b'HELLO'\n"
 
 
-PROXIED = """
-import socket, urllib.request, urllib.error, sys
-def tunnel(address):
-    with socket.create_connection(("127.0.0.1", %d)) as s:
-        for part in (b"CONN", f"ECT {address} HTTP/1.1\\r\\n\\r\\n".encode()):
-            s.sendall(part)
-        head = s.makefile("rb").readline().split()[1].decode()
-        if head == "200":
-            s.sendall(b"GET /tunnel HTTP/1.0\\r\\n\\r\\n")
-            head += " " + s.makefile("rb").read().decode().split()[-1]
-        return head
-def get(url):
-    try: return urllib.request.urlopen(url).read().decode()
-    except urllib.error.HTTPError as error: return error.read().decode()
-print(*(tunnel(each) for each in sys.argv[1:]), sep="\\n")
-print(get(f"http://{sys.argv[1]}/path?x"), get("http://other.invalid/"), get(f"http://u:p@{sys.argv[2]}/"))
-"""
-
-
 async def test_a_program_reaches_named_addresses_by_proxy_and_no_others(tmp_path: Path) -> None:
     port, refused = free_port(), set[str]()
     asked_for: list[bytes] = []
@@ -425,7 +321,7 @@ async def test_a_program_reaches_named_addresses_by_proxy_and_no_others(tmp_path
 
     named, gone = f"localhost:{port}", f"127.0.0.1:{free_port()}"
     wanted = [named.upper(), f"127.0.0.1:{port}", gone, "nonsense"]
-    more = {"argv": ["python3", "-c", PROXIED % PORT, *wanted]}
+    more = {"argv": ["python3", "-c", PROGRAMS["proxied"] % PORT, *wanted]}
     variables = {"PATH": f"{Path(sys.executable).parent}", "HOME": WORK, "http_proxy": f"http://127.0.0.1:{PORT}"}
     async with zygote(jail()) as at, trio.open_nursery() as nursery:
         await nursery.start(trio.serve_tcp, site, port)
@@ -498,8 +394,7 @@ def test_an_installation_is_a_prefix_and_never_the_folder_of_a_topology(tmp_path
 
 
 async def test_a_program_that_is_missing_is_named(tmp_path: Path) -> None:
-    async with zygote(jail()) as at:
-        told, program = await ran(at, tmp_path, "", argv=["no-such-agent"])
+    told, program = await in_jail(tmp_path, "", argv=["no-such-agent"])
     assert (told["status"], "'no-such-agent' cannot be started" in program.text) == ("status 127", True)
 
 

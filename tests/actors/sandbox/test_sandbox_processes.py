@@ -28,6 +28,7 @@ from actors.sandbox.wire import DONE, NOT_RUN, REPLY
 from agent_rl.files.leftovers import sweep_one
 from benchmarks.tool_processes import zombies_below
 from tests.actors.sandbox.running import (
+    below,
     eventually,
     interpreter_pid,
     is_alive,
@@ -283,13 +284,14 @@ def test_nothing_survives_an_owner_that_is_killed(own_directory: Path, level: st
             assert owner.stdout is not None
             server = int(owner.stdout.readline())
             assert wait_until(lambda: living("held") == 2)
+            processes = [server, *below(server)]  # children that wait for a call too
         finally:
             owner.kill()
         calm = time.monotonic() + storm
         while time.monotonic() < calm:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(server, signal.SIGTERM)
-    assert wait_until(lambda: not is_alive(server) and living("held") == 0)
+    assert wait_until(lambda: not any(map(is_alive, processes)) and living("held") == 0)
     assert wait_until(lambda: all("agent-rl.groups-" in path.name for path in own_directory.iterdir()))
     groups = [link.readlink() for link in own_directory.glob("*/*") if link.is_symlink()]
     assert all(sweep_one(path) for path in own_directory.iterdir())  # as the janitor does, and the next run

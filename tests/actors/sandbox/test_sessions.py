@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import tomllib
 from contextlib import asynccontextmanager
 from functools import partial
+from pathlib import Path
 
 import pytest
 import trio
@@ -46,63 +48,24 @@ async def notebook(level="host", **settings):
 ENDED = "[The session's process has ended; its state is that before this cell.]"
 LOST = "[The session was lost ({}): its {} earlier cells were run again.]\n"
 LIMITED = "[The session was lost (its last cell ended as"
-LEAVES = named("left-by-cell") + "import os, time\nif os.fork() == 0:\n    time.sleep(60)\n    os._exit(0)\nx = 2"
-# By level and name the cells of a session, each with what must be seen: `=` begins a value, `>` what is printed, `~` says
-# that the cell is not kept; other words are the outcome or a part of what is written to standard error or noted.
 STORIES = {
-    **{
-        f"{level}: variables, files and imports are shared": [
-            ("import math\nx = 20", "success"),
-            ("def f(a): return a + x\nopen('file', 'w').write('x')", "success"),
-            ("print(f(22), open('file').read())", ">42 x\n"),
-            ("math.pi", "=3.141592653589793"),
-        ]
-        for level in ("strong", "limits")
-    },
-    "host: an exception keeps what was done before it": [
-        ("x = 1\n1/0", "error", "ZeroDivisionError"),
-        ("x", "=1"),
-        ("raise SystemExit(3)", "error"),
-        ("x + 1", "=2"),
-        ("x = [", "SyntaxError"),
-        ("x", "=1"),
-    ],
-    **{
-        f"host: a process that ends by {end}": [
-            ("x = 1\nprint('once')", ">once\n"),
-            (f"x = 2\n{code}", outcome, "~", ENDED),
-            ("x", "=1", ">", "success", LIMITED),  # what earlier cells printed is not said twice
-            ("x = x + 1\nx", "=2"),
-        ]
-        for end, code, outcome in (
-            ("its time", "while True: pass", "timeout"),
-            ("a signal", "import os\nos.kill(os.getpid(), 9)", "killed"),
-            ("an exit", "import os\nos._exit(0)", "error"),
-            ("a fault", "import ctypes\nctypes.string_at(0)", "killed"),
-        )
-    },
-    "host: limits hold for each cell and leave the state": [
-        ("x = 5", "success"),
-        ("y = bytearray(10**9)", "memory_limit"),
-        ("x", "=5"),
-        ("print('x' * 5000)", "output_limit"),
-        ("print('short')\nx", ">short\n", "=5"),
-    ],
-    **{
-        f"{level}: a cell that leaves processes ends its session": [
-            ("x = 1", "success"),
-            (LEAVES, "error", "~", "left processes running", ENDED),
-            ("x", "=1", LIMITED),
-        ]
-        for level in ("strong", "limits")
-    },
+    f"{level}: {story['name']}": story["cells"]
+    for story in tomllib.loads(Path(__file__).with_name("sessions.toml").read_text())["story"]
+    for level in story["levels"]
 }
+PARTS = {"{{named}}": named("left-by-cell"), "{{ended}}": ENDED, "{{limited}}": LIMITED}
+
+
+def filled(text: str) -> str:
+    for name, part in PARTS.items():
+        text = text.replace(name, part)
+    return text
 
 
 @pytest.mark.parametrize("story", STORIES)
 async def test_cells(story):
     async with notebook(story.partition(":")[0]) as note:
-        for code, *expected in STORIES[story]:
+        for code, *expected in (map(filled, cell) for cell in STORIES[story]):
             result = await note.run(code)
             assert result.kept == ("~" not in expected), (code, result)
             assert result.note == "" or any(word in result.note for word in (ENDED, LIMITED) if word in expected)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,10 +12,10 @@ import trio
 
 from actors.sandbox.inside.shares import FIRST_LOOK_SECONDS, MOST_TASKS, CpuShare, Shares, TaskThrottle
 from actors.sandbox.isolation.control_groups import ControlGroup, ControlGroups, in_units
-from actors.sandbox.owner.client import ExecutionLimits, Sandbox
+from actors.sandbox.owner.client import ExecutionLimits
 from actors.sandbox.wire import NO_VERDICT
 from agent_rl.files.cgroups import Hierarchy
-from tests.actors.sandbox.running import eventually, groups_or_skip, interpreter_pid, named, pids, require, run_with
+from tests.actors.sandbox.running import eventually, interpreter_pid, named, pids, sandboxed
 
 COUNTED = """
 import os, resource, time
@@ -153,30 +154,25 @@ def test_a_call_that_has_ended_is_not_looked_at(tmp_path: Path) -> None:
     assert (tmp_path / "a" / "cpu.idle").read_text() == "0"
 
 
+@pytest.mark.real_time
 @pytest.mark.parametrize("level", ["strong", "filtered"])
-def test_each_call_is_in_a_group_of_its_own_with_all_that_it_starts(level: str) -> None:
-    async def main(sandbox: Sandbox) -> None:
-        code = "import os, time\nif os.fork() == 0:\n    try: os.setsid()\n    except OSError: pass\ntime.sleep(60)"
-        async with trio.open_nursery() as nursery:
-            for name in ("share-one", "share-two"):
-                nursery.start_soon(sandbox.execute, named(name) + code)
-            assert await eventually(lambda: len(pids("share-one")) == len(pids("share-two")) == 2)
-            [one], [two] = ({cpu_group(pid) for pid in pids(name)} for name in ("share-one", "share-two"))
-            nursery.cancel_scope.cancel()
+async def test_each_call_is_in_a_group_of_its_own_with_all_that_it_starts(level: str) -> None:
+    code = "import os, time\nif os.fork() == 0:\n    try: os.setsid()\n    except OSError: pass\ntime.sleep(60)"
+    async with sandboxed(level, groups=["cpu"]) as sandbox, trio.open_nursery() as nursery:
+        for name in ("share-one", "share-two"):
+            nursery.start_soon(sandbox.execute, named(name) + code)
+        assert await eventually(lambda: len(pids("share-one")) == len(pids("share-two")) == 2)
+        [one], [two] = ({cpu_group(pid) for pid in pids(name)} for name in ("share-one", "share-two"))
         assert one != two
-        assert one.startswith("call-")
-        assert two.startswith("call-")
-        interpreter = interpreter_pid(sandbox)
-        assert cpu_group(interpreter) == "interpreters"
-
-    require(level)
-    groups_or_skip("cpu")
-    run_with(Sandbox(isolation=level), main)  # type: ignore[arg-type]
+        assert {each.rpartition("-")[0] for each in (one, two)} == {"call"}
+        assert cpu_group(interpreter_pid(sandbox)) == "interpreters"
+        nursery.cancel_scope.cancel()
 
 
-def test_a_call_with_many_sessions_gets_no_more_than_one_without() -> None:
-    async def main(sandbox: Sandbox) -> tuple[float, float]:
-        used: dict[int, float] = {}
+@pytest.mark.real_time
+async def test_a_call_with_many_sessions_gets_no_more_than_one_without(one_processor: None) -> None:
+    used: dict[int, float] = {}
+    async with sandboxed(groups=["cpu"], limits=ExecutionLimits(wall_seconds=20)) as sandbox:
 
         async def call(others: int) -> None:
             used[others] = float((await sandbox.execute(COUNTED.format(others=others))).stdout)
@@ -184,15 +180,13 @@ def test_a_call_with_many_sessions_gets_no_more_than_one_without() -> None:
         async with trio.open_nursery() as nursery:
             for others in (0, 12):
                 nursery.start_soon(call, others)
-        return used[0], used[12]
+    assert used[12] < 3 * used[0]  # 13 times as much, were it sessions, or processes, that get the same
 
-    groups_or_skip("cpu")
+
+@pytest.fixture
+def one_processor() -> Iterator[None]:
+    """For this process, and so for interpreters: with a processor for each there is nothing to share."""
     allowed = os.sched_getaffinity(0)
-    os.sched_setaffinity(
-        0, {min(allowed)}
-    )  # and so the interpreters: with a processor for each there is nothing to share
-    try:
-        alone, many = run_with(Sandbox(limits=ExecutionLimits(wall_seconds=20)), main)
-    finally:
-        os.sched_setaffinity(0, allowed)
-    assert many < 3 * alone  # 13 times as much, were it sessions, or processes, that get the same
+    os.sched_setaffinity(0, {min(allowed)})
+    yield
+    os.sched_setaffinity(0, allowed)

@@ -18,8 +18,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.tool_processes import children_of
-from tests.actors.sandbox.running import is_alive, wait_until
+from tests.actors.sandbox.running import below, is_alive, wait_until
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++")
 
@@ -266,11 +265,6 @@ def test_a_client_that_leaves_ends_its_program(served: Served) -> None:
         connection.close()
     assert served.run("print(1)")["status"] == "Success"
     assert time.monotonic() - began < 20
-
-
-def below(pid: int) -> list[int]:
-    found = children_of(pid)
-    return [*found, *(other for child in found for other in below(child))]
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])

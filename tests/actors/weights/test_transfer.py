@@ -200,33 +200,30 @@ def test_who_does_not_come_or_is_of_another_transfer_is_not_waited_for_for_ever(
         all_fail([other])
 
 
-def test_the_newest_policy_alone_is_kept_and_offered_once_to_each_who_asks() -> None:
-    async def main() -> list[Any]:
-        sent: list[Any] = []
+async def test_the_newest_policy_alone_is_kept_and_offered_once_to_each_who_asks() -> None:
+    sent: list[Any] = []
 
-        async def in_thread(*_: Any, **__: Any) -> None:
-            sent.append(trio.current_time())
+    async def in_thread(*_: Any, **__: Any) -> None:
+        sent.append(trio.current_time())
 
-        log: Any = structlog.get_logger()
-        async with trio.open_nursery() as nursery:
-            context: Any = SimpleNamespace(nursery=nursery, in_thread=in_thread, now=trio.current_time)
-            kept = KeptWeights(context, "gloo", "127.0.0.1", "cpu", log)
-            older, newer = PolicyVersion(1, 1), PolicyVersion(2, 0)
-            assert kept.offer(TransferWanted(older, 1)).port == 0
-            for policy in (older, newer):
-                announced = PolicyPublished(policy, *kept.keep(policy, Shares.whole(WEIGHTS))[:1], 0, 0)
-                assert is_transfer(announced)
-            assert kept.offer(TransferWanted(older, 1)).port == 0
-            first, second = (kept.offer(TransferWanted(newer, ranks)) for ranks in (1, 4))
-            assert (first.ranks, second.ranks) == (1, 4)
-            assert min(first.port, second.port) > 0
-            assert first.key != second.key
-            assert dict(zip(first.names, first.shapes, strict=True))["turned"] == (3, 2)
-            kept.remove()
-            assert kept.offer(TransferWanted(newer, 1)).port == 0
-        return sent
-
-    assert len(trio.run(main)) == 2
+    log: Any = structlog.get_logger()
+    async with trio.open_nursery() as nursery:
+        context: Any = SimpleNamespace(nursery=nursery, in_thread=in_thread, now=trio.current_time)
+        kept = KeptWeights(context, "gloo", "127.0.0.1", "cpu", log)
+        older, newer = PolicyVersion(1, 1), PolicyVersion(2, 0)
+        assert kept.offer(TransferWanted(older, 1)).port == 0
+        for policy in (older, newer):
+            announced = PolicyPublished(policy, *kept.keep(policy, Shares.whole(WEIGHTS))[:1], 0, 0)
+            assert is_transfer(announced)
+        assert kept.offer(TransferWanted(older, 1)).port == 0
+        first, second = (kept.offer(TransferWanted(newer, ranks)) for ranks in (1, 4))
+        assert (first.ranks, second.ranks) == (1, 4)
+        assert min(first.port, second.port) > 0
+        assert first.key != second.key
+        assert dict(zip(first.names, first.shapes, strict=True))["turned"] == (3, 2)
+        kept.remove()
+        assert kept.offer(TransferWanted(newer, 1)).port == 0
+    assert len(sent) == 2
 
 
 @pytest.mark.parametrize(("kept", "done"), [(None, "decline"), (1, "decline"), (2, "send"), (3, "decline")])

@@ -15,11 +15,7 @@ from agent_rl.environments.base import Environment
 from agent_rl.environments.judging import judged_at_once
 from agent_rl.environments.maths import Maths
 from agent_rl.environments.python_tools import PYTHON_TOOL
-from agent_rl.figures import (
-    AnswerFigures,
-    EvaluationFigures,
-    RolloutMeans,
-)
+from agent_rl.figures import AnswerFigures, EvaluationFigures, RolloutMeans
 from agent_rl.messages import (
     EngineLoad,
     Evaluation,

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 import torch
@@ -32,13 +32,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from numpy.typing import NDArray
-from typing import TYPE_CHECKING, cast
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
-
-    from actors.engines.base import SleepingEngine, TurnResult
-
+    from actors.engines.base import SleepingEngine
 
 FIRST_POLICY = PolicyVersion(epoch=1, version=3)
 

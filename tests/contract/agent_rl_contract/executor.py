@@ -18,7 +18,7 @@ from agent_rl.config.topology import Topology
 from agent_rl.environments.load import Environments
 from agent_rl.environments.python_tools import NOTEBOOK_TOOL, PYTHON_TOOL
 from agent_rl.messages import JudgementReply, JudgementWanted, Problem, ToolResult, Transcript
-from agent_rl_contract.base import SUMS, RoleContract
+from agent_rl_contract.base import SUMS, RoleContract, trio_test
 from agent_rl_contract.builders import tool_call
 from agent_rl_contract.stage import Stage, stand_ins
 
@@ -86,122 +86,100 @@ class ExecutorContract(RoleContract):
 
     # The promises ----------------------------------------------------------------------------------------------------
 
-    def test_calls_are_answered_with_what_the_tool_returned(self, tmp_path: Path) -> None:
+    @trio_test
+    async def test_calls_are_answered_with_what_the_tool_returned(self, tmp_path: Path) -> None:
         """Many at once, each under its own name with its own result."""
+        async with self.among_peers(tmp_path) as stage:
+            calls = [self.examples[number % len(self.examples)] for number in range(24)]
+            results = await self.call_all(stage, [(tool, arguments) for tool, arguments, _ in calls])
+            for (tool, arguments, wanted), answer in zip(calls, results, strict=True):
+                said = f"{tool} {json.dumps(arguments)}: {answer.outcome} {answer.stderr}"
+                assert answer.outcome == "success", said
+                assert wanted in answer.stdout + answer.value, f"{said}: {wanted} is not in {answer}"
 
-        async def main() -> None:
-            async with self.among_peers(tmp_path) as stage:
-                calls = [self.examples[number % len(self.examples)] for number in range(24)]
-                results = await self.call_all(stage, [(tool, arguments) for tool, arguments, _ in calls])
-                for (tool, arguments, wanted), answer in zip(calls, results, strict=True):
-                    said = f"{tool} {json.dumps(arguments)}: {answer.outcome} {answer.stderr}"
-                    assert answer.outcome == "success", said
-                    assert wanted in answer.stdout + answer.value, f"{said}: {wanted} is not in {answer}"
-
-        self.run(main)
-
-    def test_a_tool_with_state_goes_on_from_the_snapshot_that_comes_with_the_call(self, tmp_path: Path) -> None:
+    @trio_test
+    async def test_a_tool_with_state_goes_on_from_the_snapshot_that_comes_with_the_call(self, tmp_path: Path) -> None:
         """Whichever executor ran the calls before: what is known of a rollout is what its calls say."""
+        async with self.among_peers(tmp_path) as stage:
+            link = stage["rollout_generator"].call("tools", EXECUTOR, timeout=PATIENCE)
+            first: ToolResult = await link(tool_call({"code": "x = 20"}, NOTEBOOK_TOOL, rollout="seen/0/0"))
+            assert first.state, f"a cell of a notebook left no snapshot: {first}"
+            again = tool_call({"code": "print(x + 1)"}, NOTEBOOK_TOOL, rollout="unseen/0/0", state=first.state)
+            second: ToolResult = await link(again)
+            assert second.stdout == "21\n", f"a rollout that was never seen does not go on from its snapshot: {second}"
 
-        async def main() -> None:
-            async with self.among_peers(tmp_path) as stage:
-                link = stage["rollout_generator"].call("tools", EXECUTOR, timeout=PATIENCE)
-                first: ToolResult = await link(tool_call({"code": "x = 20"}, NOTEBOOK_TOOL, rollout="seen/0/0"))
-                assert first.state, f"a cell of a notebook left no snapshot: {first}"
-                again = tool_call({"code": "print(x + 1)"}, NOTEBOOK_TOOL, rollout="unseen/0/0", state=first.state)
-                second: ToolResult = await link(again)
-                assert second.stdout == "21\n", (
-                    f"a rollout that was never seen does not go on from its snapshot: {second}"
-                )
-
-        self.run(main)
-
-    def test_what_is_wrong_with_a_call_is_an_outcome(self, tmp_path: Path) -> None:
+    @trio_test
+    async def test_what_is_wrong_with_a_call_is_an_outcome(self, tmp_path: Path) -> None:
         """An unknown tool, arguments that do not fit: the model reads the reason, and the executor lives on."""
+        async with self.among_peers(tmp_path) as stage:
+            answer = await self.call(stage, 0, "no_such_tool", {"code": "print(1)"})
+            assert answer.outcome == "unknown_tool", f"an unknown tool has the outcome {answer.outcome}"
+            assert answer.stderr, "the model is not told what is wrong with its call"
+            for tool in sorted({tool for tool, _, _ in self.examples}):
+                for wrong in ({}, {"code": 7, "expression": [1]}, {"": None}):
+                    answer = await self.call(stage, 1, tool, wrong)
+                    assert answer.outcome in {"malformed", "error"}, f"{tool} {wrong}: {answer.outcome}"
+                    assert answer.stderr, f"{tool} {wrong}: the model is not told what is wrong"
+            tool, arguments, wanted = self.examples[0]
+            answer = await self.call(stage, 2, tool, arguments)
+            assert wanted in answer.stdout + answer.value, "after wrong calls, right ones fail"
 
-        async def main() -> None:
-            async with self.among_peers(tmp_path) as stage:
-                answer = await self.call(stage, 0, "no_such_tool", {"code": "print(1)"})
-                assert answer.outcome == "unknown_tool", f"an unknown tool has the outcome {answer.outcome}"
-                assert answer.stderr, "the model is not told what is wrong with its call"
-                for tool in sorted({tool for tool, _, _ in self.examples}):
-                    for wrong in ({}, {"code": 7, "expression": [1]}, {"": None}):
-                        answer = await self.call(stage, 1, tool, wrong)
-                        assert answer.outcome in {"malformed", "error"}, f"{tool} {wrong}: {answer.outcome}"
-                        assert answer.stderr, f"{tool} {wrong}: the model is not told what is wrong"
-                tool, arguments, wanted = self.examples[0]
-                answer = await self.call(stage, 2, tool, arguments)
-                assert wanted in answer.stdout + answer.value, "after wrong calls, right ones fail"
-
-        self.run(main)
-
-    def test_it_runs_the_tools_of_the_environments(self, tmp_path: Path) -> None:
+    @trio_test
+    async def test_it_runs_the_tools_of_the_environments(self, tmp_path: Path) -> None:
         """The tools named in the prompt are there, and the examples are of tools it is told of."""
         declared = {name for box in Environments(self.topology(tmp_path), tmp_path).toolboxes.values() for name in box}
         used = {tool for tool, _, _ in self.examples}
         assert used <= declared, f"no environment of the topology has {sorted(used - declared)}"
+        async with self.among_peers(tmp_path) as stage:
+            for number, tool in enumerate(sorted(declared)):
+                answer = await self.call(stage, number, tool, {})
+                assert answer.outcome != "unknown_tool", f"{tool} is declared and unknown"
 
-        async def main() -> None:
-            async with self.among_peers(tmp_path) as stage:
-                for number, tool in enumerate(sorted(declared)):
-                    answer = await self.call(stage, number, tool, {})
-                    assert answer.outcome != "unknown_tool", f"{tool} is declared and unknown"
-
-        self.run(main)
-
-    def test_an_endless_call_is_over_at_its_deadline_and_holds_up_nobody(self, tmp_path: Path) -> None:
+    @trio_test
+    async def test_an_endless_call_is_over_at_its_deadline_and_holds_up_nobody(self, tmp_path: Path) -> None:
         """Its outcome is a timeout; a call made after it is answered before it."""
         if self.endless is None:
             raise SkipTest("`endless` is None: no tool of this executor can be kept busy")
         ended: list[str] = []
+        async with self.among_peers(tmp_path) as stage, trio.open_nursery() as nursery:
+            assert self.endless is not None
+            began = trio.current_time()
+            answers: list[ToolResult] = []
+            answered = trio.Event()
 
-        async def main() -> None:
-            async with self.among_peers(tmp_path) as stage, trio.open_nursery() as nursery:
+            async def endless() -> None:
                 assert self.endless is not None
-                began = trio.current_time()
-                answers: list[ToolResult] = []
-                answered = trio.Event()
+                answers.append(await self.call(stage, 0, *self.endless))
+                ended.append("endless")
+                answered.set()
 
-                async def endless() -> None:
-                    assert self.endless is not None
-                    answers.append(await self.call(stage, 0, *self.endless))
-                    ended.append("endless")
-                    answered.set()
-
-                nursery.start_soon(endless)
-                await trio.sleep(0.2 * self.deadline_seconds)
-                await self.call(stage, 1, *self.examples[0][:2])
-                ended.append("quick")
-                with trio.move_on_after(10 * self.deadline_seconds) as patience:
-                    await answered.wait()
-                assert not patience.cancelled_caught, (
-                    f"an endless call still ran after {trio.current_time() - began:.1f} s"
-                )
-                assert answers[0].outcome == "timeout", f"an endless call ended with {answers[0].outcome}"
-
-        self.run(main)
+            nursery.start_soon(endless)
+            await trio.sleep(0.2 * self.deadline_seconds)
+            await self.call(stage, 1, *self.examples[0][:2])
+            ended.append("quick")
+            with trio.move_on_after(10 * self.deadline_seconds) as patience:
+                await answered.wait()
+            assert not patience.cancelled_caught, f"an endless call still ran after {trio.current_time() - began:.1f} s"
+            assert answers[0].outcome == "timeout", f"an endless call ended with {answers[0].outcome}"
         assert ended == ["quick", "endless"], "a quick call waited for an endless one"
 
-    def test_answers_are_judged_rightly(self, tmp_path: Path) -> None:
+    @trio_test
+    async def test_answers_are_judged_rightly(self, tmp_path: Path) -> None:
         """Equal is equal however it is written; what cannot be read is not equal, and no failure of the checker."""
         pairs = [(pair, True) for pair in EQUAL] + [(pair, False) for pair in UNEQUAL]
         verdicts: dict[str, JudgementReply] = {}
+        async with self.among_peers(tmp_path) as stage, trio.open_nursery() as nursery:
 
-        async def main() -> None:
-            async with self.among_peers(tmp_path) as stage, trio.open_nursery() as nursery:
+            async def judge(number: int, gold: str, prediction: str) -> None:
+                link = stage["roc_filter"].call("checks", EXECUTOR, timeout=PATIENCE)
+                transcript = Transcript((f"<answer>\\boxed{{{prediction}}}</answer>",))
+                problem = Problem(f"p{number}", "?", gold, "arithmetic")
+                verdict: JudgementReply = await link(JudgementWanted(f"check-{number}", problem, transcript))
+                assert verdict.rollout == f"check-{number}", f"check-{number} was answered as {verdict.rollout}"
+                verdicts[verdict.rollout] = verdict
 
-                async def judge(number: int, gold: str, prediction: str) -> None:
-                    link = stage["roc_filter"].call("checks", EXECUTOR, timeout=PATIENCE)
-                    transcript = Transcript((f"<answer>\\boxed{{{prediction}}}</answer>",))
-                    problem = Problem(f"p{number}", "?", gold, "arithmetic")
-                    verdict: JudgementReply = await link(JudgementWanted(f"check-{number}", problem, transcript))
-                    assert verdict.rollout == f"check-{number}", f"check-{number} was answered as {verdict.rollout}"
-                    verdicts[verdict.rollout] = verdict
-
-                for number, (pair, _) in enumerate(pairs):
-                    nursery.start_soon(judge, number, *pair)
-
-        self.run(main)
+            for number, (pair, _) in enumerate(pairs):
+                nursery.start_soon(judge, number, *pair)
         for number, ((gold, prediction), equal) in enumerate(pairs):
             verdict = verdicts[f"check-{number}"]
             assert verdict.judgement is not None, f"{prediction!r} held against {gold!r}: {verdict}"

@@ -52,24 +52,22 @@ class FilterContract(FilterBench):
     may_drop: ClassVar[bool] = False
     """Whether groups with both rewards may be left untrained: a selection that returns nothing for some."""
 
-    def test_nothing_is_acknowledged_before_it_is_durable(self, tmp_path: Path) -> None:
+    @trio_test
+    async def test_nothing_is_acknowledged_before_it_is_durable(self, tmp_path: Path) -> None:
         """When a group or a trajectory is acknowledged, another process finds it in the journal."""
         found: list[bool] = []
 
         def look_up(name: str) -> None:
             found.append(name in journalled(tmp_path))
 
-        async def main() -> None:
-            async with self.alive(tmp_path) as stage:
-                await self.enter(stage)
-                group = opened()
-                await self.open(stage, group, partial(look_up, group.group))
-                for sample, answer in enumerate((RIGHT, WRONG, WRONG, RIGHT)):
-                    made = rollout(group, sample, answer)
-                    await self.give(stage, made, partial(look_up, made.rollout))
-                await self.settled()
-
-        self.run(main)
+        async with self.alive(tmp_path) as stage:
+            await self.enter(stage)
+            group = opened()
+            await self.open(stage, group, partial(look_up, group.group))
+            for sample, answer in enumerate((RIGHT, WRONG, WRONG, RIGHT)):
+                made = rollout(group, sample, answer)
+                await self.give(stage, made, partial(look_up, made.rollout))
+            await self.settled()
         assert len(found) == 5, f"only {len(found)} of 5 messages were acknowledged"
         assert all(found), "a message was acknowledged that the journal did not hold yet"
 

@@ -12,15 +12,7 @@ import trio
 
 from actors.base import ask
 from agent_rl.figures import TrainingFigures
-from agent_rl.messages import (
-    GroupOpened,
-    Recorded,
-    StageEntered,
-    StageRecorded,
-    StepReady,
-    StepTrained,
-    Trajectory,
-)
+from agent_rl.messages import GroupOpened, Recorded, StageEntered, StageRecorded, StepReady, StepTrained, Trajectory
 from agent_rl.records.journal import Stored, read_journal
 from agent_rl_contract.base import RoleContract
 from agent_rl_contract.builders import call, trajectory

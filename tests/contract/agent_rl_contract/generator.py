@@ -11,6 +11,7 @@ import trio
 
 from actors.engines.base import EngineError
 from agent_rl.messages import (
+    CompletedTurn,
     EngineLoad,
     EnvironmentMessage,
     GroupsUnwanted,
@@ -21,17 +22,16 @@ from agent_rl.messages import (
     ToolResult,
     Trajectory,
     TurnObserved,
+    TurnsCompleted,
 )
 from agent_rl.rollout.episode import tag_counts
 from agent_rl_contract.base import trio_test
 from agent_rl_contract.builders import problem, published
-from agent_rl_contract.generator_bench import GENERATOR, OWN_LOOP, TALKATIVE, Bench, result, sample
+from agent_rl_contract.generator_bench import GENERATOR, OWN_LOOP, TALKATIVE, Bench, GeneratorBench, result, sample
 from agent_rl_contract.stage import stand_ins
 
 if TYPE_CHECKING:
     from agent_rl_contract.scripted import ScriptedEngine
-from agent_rl.messages import CompletedTurn, TurnsCompleted
-from agent_rl_contract.generator_bench import GeneratorBench
 
 ROOM = Sampling(1.0, 400, 4)
 

@@ -28,7 +28,7 @@ from agent_rl.messages import (
     StepTrained,
     TrainingGroup,
 )
-from agent_rl_contract.base import EVALUATE_STAGE, RL_STAGE, SFT_STAGE, RoleContract
+from agent_rl_contract.base import EVALUATE_STAGE, RL_STAGE, SFT_STAGE, RoleContract, trio_test
 from agent_rl_contract.builders import engine_load, evaluated, opened, repacked, training_group
 from agent_rl_contract.stage import Stage, stand_ins
 
@@ -37,12 +37,7 @@ if TYPE_CHECKING:
 
 LEARNER = "learner.0"
 STEPS = 3
-RECIPE = [
-    SFT_STAGE,
-    {**EVALUATE_STAGE, "name": "before"},
-    {**RL_STAGE, "steps": STEPS},
-    EVALUATE_STAGE,
-]
+RECIPE = [SFT_STAGE, {**EVALUATE_STAGE, "name": "before"}, {**RL_STAGE, "steps": STEPS}, EVALUATE_STAGE]
 RL = 2
 BEGUN = 1
 """The version RL begins at: the supervised stage counts as one."""
@@ -179,175 +174,143 @@ class LearnerContract(RoleContract):
 
     # The promises -----------------------------------------------------------------------------------------------------
 
-    def test_the_recipe_is_walked_in_order_to_its_end(self, tmp_path: Path) -> None:
+    @trio_test
+    async def test_the_recipe_is_walked_in_order_to_its_end(self, tmp_path: Path) -> None:
         """Each stage is entered once, the first as a new process; then the state is finished."""
+        peers = await self.finish(tmp_path)
+        stages = [entered.stage for entered in peers.entered]
+        assert stages == [0, 1, 2, 3, 4], f"the stages were entered in the order {stages}"
+        restored = [entered.restored for entered in peers.entered]
+        assert restored == [True, False, False, False, False], f"restored, by stage: {restored}"
+        versions = [entered.version for entered in peers.entered]
+        assert versions == [0, 1, 1, BEGUN + STEPS, BEGUN + STEPS], f"versions, by stage: {versions}"
+        assert peers.policies[-1].stage == len(RECIPE), "the last policy does not say that the recipe is done"
 
-        async def main() -> None:
-            peers = await self.finish(tmp_path)
-            stages = [entered.stage for entered in peers.entered]
-            assert stages == [0, 1, 2, 3, 4], f"the stages were entered in the order {stages}"
-            restored = [entered.restored for entered in peers.entered]
-            assert restored == [True, False, False, False, False], f"restored, by stage: {restored}"
-            versions = [entered.version for entered in peers.entered]
-            assert versions == [0, 1, 1, BEGUN + STEPS, BEGUN + STEPS], f"versions, by stage: {versions}"
-            assert peers.policies[-1].stage == len(RECIPE), "the last policy does not say that the recipe is done"
-
-        self.run(main)
-
-    def test_steps_are_trained_in_order_and_once_each(self, tmp_path: Path) -> None:
+    @trio_test
+    async def test_steps_are_trained_in_order_and_once_each(self, tmp_path: Path) -> None:
         """With exactly the groups the filter named, in whatever order they arrive."""
+        peers = await self.finish(tmp_path)
+        versions = [step.version for step in peers.trained]
+        assert versions == [BEGUN + step for step in range(STEPS)], f"steps were trained in the order {versions}"
+        for step in peers.trained:
+            expected = tuple(group.group for group in groups_of(step.version))
+            assert step.groups == expected, f"step {step.version} trained {step.groups}, not {expected}"
 
-        async def main() -> None:
-            peers = await self.finish(tmp_path)
-            versions = [step.version for step in peers.trained]
-            assert versions == [BEGUN + step for step in range(STEPS)], f"steps were trained in the order {versions}"
-            for step in peers.trained:
-                expected = tuple(group.group for group in groups_of(step.version))
-                assert step.groups == expected, f"step {step.version} trained {step.groups}, not {expected}"
-
-        self.run(main)
-
-    def test_policies_only_rise_and_their_weights_can_be_fetched(self, tmp_path: Path) -> None:
+    @trio_test
+    async def test_policies_only_rise_and_their_weights_can_be_fetched(self, tmp_path: Path) -> None:
         """One for each step, with a file that holds the model's tensors under its own names; each differs."""
+        peers = await self.finish(tmp_path)
+        order = [each.policy for each in peers.policies]
+        assert order == sorted(order), f"an older policy follows a newer one: {order}"
+        assert order[-1].version == BEGUN + STEPS, f"the last policy is of version {order[-1].version}"
+        weights = peers.weights
+        names = set(model(tmp_path).state_dict())
+        for version, tensors in weights.items():
+            assert set(tensors) <= names, f"policy {version} names tensors that the model does not have"
+        for version in range(BEGUN, BEGUN + STEPS):
+            if version in weights and version + 1 in weights:
+                same = equal(weights[version], weights[version + 1])
+                assert not same, f"step {version} changed nothing, though rewards differ"
 
-        async def main() -> None:
-            peers = await self.finish(tmp_path)
-            order = [each.policy for each in peers.policies]
-            assert order == sorted(order), f"an older policy follows a newer one: {order}"
-            assert order[-1].version == BEGUN + STEPS, f"the last policy is of version {order[-1].version}"
-            weights = peers.weights
-            names = set(model(tmp_path).state_dict())
-            for version, tensors in weights.items():
-                assert set(tensors) <= names, f"policy {version} names tensors that the model does not have"
-            for version in range(BEGUN, BEGUN + STEPS):
-                if version in weights and version + 1 in weights:
-                    same = equal(weights[version], weights[version + 1])
-                    assert not same, f"step {version} changed nothing, though rewards differ"
-
-        self.run(main)
-
-    def test_a_step_is_recorded_before_the_next_is_trained(self, tmp_path: Path) -> None:
+    @trio_test
+    async def test_a_step_is_recorded_before_the_next_is_trained(self, tmp_path: Path) -> None:
         """While the filter has not answered, no further policy is published."""
+        async with self.among_peers(tmp_path) as (topology, peers):
+            peers.recording = trio.Event()
+            async with self.running(topology, peers.stage):
+                await peers.until_trained(BEGUN)
+                await self.settled()
+                assert {step.version for step in peers.trained} == {BEGUN}, "the next step was trained meanwhile"
+                newest = max(each.policy.version for each in peers.policies)
+                assert newest <= BEGUN + 1, f"policy {newest} was published meanwhile"
+                peers.recording.set()
+                await peers.until("finished")
 
-        async def main() -> None:
-            async with self.among_peers(tmp_path) as (topology, peers):
-                peers.recording = trio.Event()
-                async with self.running(topology, peers.stage):
-                    await peers.until_trained(BEGUN)
-                    await self.settled()
-                    assert {step.version for step in peers.trained} == {BEGUN}, "the next step was trained meanwhile"
-                    newest = max(each.policy.version for each in peers.policies)
-                    assert newest <= BEGUN + 1, f"policy {newest} was published meanwhile"
-                    peers.recording.set()
-                    await peers.until("finished")
-
-        self.run(main)
-
-    def test_what_was_rewarded_becomes_likelier(self, tmp_path: Path) -> None:
+    @trio_test
+    async def test_what_was_rewarded_becomes_likelier(self, tmp_path: Path) -> None:
         """Against what was not: the very point of the loss, whatever its form."""
+        peers = await self.finish(tmp_path, groups=partial(groups_of, alike=True))
+        weights = peers.weights
+        first, last = min(version for version in weights if version >= BEGUN), max(weights)
+        before = preference(tmp_path, weights[first], groups_of(BEGUN, alike=True))
+        after = preference(tmp_path, weights[last], groups_of(BEGUN, alike=True))
+        assert after > before, f"rewarded tokens were {before:.3f} nats likelier, and are {after:.3f} after training"
 
-        async def main() -> None:
-            peers = await self.finish(tmp_path, groups=partial(groups_of, alike=True))
-            weights = peers.weights
-            first, last = min(version for version in weights if version >= BEGUN), max(weights)
-            before = preference(tmp_path, weights[first], groups_of(BEGUN, alike=True))
-            after = preference(tmp_path, weights[last], groups_of(BEGUN, alike=True))
-            assert after > before, (
-                f"rewarded tokens were {before:.3f} nats likelier, and are {after:.3f} after training"
-            )
-
-        self.run(main)
-
-    def test_an_empty_step_is_counted_and_changes_nothing(self, tmp_path: Path) -> None:
+    @trio_test
+    async def test_an_empty_step_is_counted_and_changes_nothing(self, tmp_path: Path) -> None:
         """All its groups had equal rewards: the version rises, the weights stay."""
+        peers = await self.finish(tmp_path, groups=lambda _: ())
+        groups = [step.groups for step in peers.trained]
+        assert groups == [()] * STEPS, f"{STEPS} empty steps were due, trained were {groups}"
+        weights = peers.weights
+        assert BEGUN + STEPS in weights, "the policy of the last step was not published"
+        assert equal(weights[max(weights)], weights[BEGUN]), "steps without groups changed the weights"
 
-        async def main() -> None:
-            peers = await self.finish(tmp_path, groups=lambda _: ())
-            groups = [step.groups for step in peers.trained]
-            assert groups == [()] * STEPS, f"{STEPS} empty steps were due, trained were {groups}"
-            weights = peers.weights
-            assert BEGUN + STEPS in weights, "the policy of the last step was not published"
-            assert equal(weights[max(weights)], weights[BEGUN]), "steps without groups changed the weights"
-
-        self.run(main)
-
-    def test_checkpoints_load_as_models(self, tmp_path: Path) -> None:
+    @trio_test
+    async def test_checkpoints_load_as_models(self, tmp_path: Path) -> None:
         """With their tokenizer, by transformers; the filter is told of each, and no more are kept than asked for."""
+        peers = await self.finish(tmp_path)
+        from transformers import AutoModelForCausalLM, AutoTokenizer
 
-        async def main() -> None:
-            peers = await self.finish(tmp_path)
-            from transformers import AutoModelForCausalLM, AutoTokenizer
+        kept = existing(peers.saved)
+        assert kept, "no checkpoint is left"
+        loaded = AutoModelForCausalLM.from_pretrained(kept[-1], trust_remote_code=False)
+        AutoTokenizer.from_pretrained(kept[-1], trust_remote_code=False)
+        weights = peers.weights
+        assert equal(weights[max(weights)], dict(loaded.state_dict())), "the last checkpoint is not the last policy"
+        assert len(set(kept)) <= 3, f"{len(set(kept))} checkpoints are kept, 3 were asked for"
 
-            kept = existing(peers.saved)
-            assert kept, "no checkpoint is left"
-            loaded = AutoModelForCausalLM.from_pretrained(kept[-1], trust_remote_code=False)
-            AutoTokenizer.from_pretrained(kept[-1], trust_remote_code=False)
-            weights = peers.weights
-            assert equal(weights[max(weights)], dict(loaded.state_dict())), "the last checkpoint is not the last policy"
-            assert len(set(kept)) <= 3, f"{len(set(kept))} checkpoints are kept, 3 were asked for"
-
-        self.run(main)
-
-    def test_killed_it_goes_on_from_its_checkpoint_to_the_same_weights(self, tmp_path: Path) -> None:
+    @trio_test
+    async def test_killed_it_goes_on_from_its_checkpoint_to_the_same_weights(self, tmp_path: Path) -> None:
         """It says from which version on it needs the steps again, and raises its epoch.
 
         It publishes nothing before it has trained again what it had trained.
         """
+        whole = await self.finish(tmp_path / "whole")
+        folder = tmp_path / "killed"
+        async with self.among_peers(folder) as (topology, peers):
+            async with self.running(topology, peers.stage, kill=True):
+                await peers.until_trained(BEGUN + 1)
+            saved = max(each.version for each in peers.saved)
+            peers.closed = BEGUN + 2
+            async with self.running(topology, peers.stage, incarnation=2):
+                await peers.until("finished")
+                last = read_weights(peers.policies[-1])
+        again = [entered for entered in peers.entered if entered.restored][1]
+        assert again.stage == RL, f"it went on in stage {again.stage}, not {RL}"
+        assert again.version >= saved, f"it went on from version {again.version} and had a checkpoint of {saved}"
+        assert peers.policies[-1].policy.epoch == 2, "a restarted learner must take up the new epoch"
+        oldest = min(each.policy.version for each in peers.policies if each.policy.epoch == 2)
+        assert oldest >= peers.closed, f"it published version {oldest}, and engines have {peers.closed}"
+        weights = whole.weights
+        assert equal(last, weights[max(weights)]), "killed and restarted, it ends with other weights"
 
-        async def main() -> None:
-            whole = await self.finish(tmp_path / "whole")
-            folder = tmp_path / "killed"
-            async with self.among_peers(folder) as (topology, peers):
-                async with self.running(topology, peers.stage, kill=True):
-                    await peers.until_trained(BEGUN + 1)
-                saved = max(each.version for each in peers.saved)
-                peers.closed = BEGUN + 2
-                async with self.running(topology, peers.stage, incarnation=2):
-                    await peers.until("finished")
-                    last = read_weights(peers.policies[-1])
-            again = [entered for entered in peers.entered if entered.restored][1]
-            assert again.stage == RL, f"it went on in stage {again.stage}, not {RL}"
-            assert again.version >= saved, f"it went on from version {again.version} and had a checkpoint of {saved}"
-            assert peers.policies[-1].policy.epoch == 2, "a restarted learner must take up the new epoch"
-            oldest = min(each.policy.version for each in peers.policies if each.policy.epoch == 2)
-            assert oldest >= peers.closed, f"it published version {oldest}, and engines have {peers.closed}"
-            weights = whole.weights
-            assert equal(last, weights[max(weights)]), "killed and restarted, it ends with other weights"
-
-        self.run(main)
-
-    def test_it_publishes_at_the_end_of_a_stage_of_which_more_steps_are_recorded(self, tmp_path: Path) -> None:
+    @trio_test
+    async def test_it_publishes_at_the_end_of_a_stage_of_which_more_steps_are_recorded(self, tmp_path: Path) -> None:
         """As after a stage was made shorter: else its evaluation would wait for ever."""
+        async with self.among_peers(tmp_path) as (topology, peers):
+            peers.closed = 99
+            async with self.running(topology, peers.stage):
+                await peers.until("finished")
+            assert peers.policies, "nothing was published at the stage's end"
 
-        async def main() -> None:
-            async with self.among_peers(tmp_path) as (topology, peers):
-                peers.closed = 99
-                async with self.running(topology, peers.stage):
-                    await peers.until("finished")
-                assert peers.policies, "nothing was published at the stage's end"
-
-        self.run(main)
-
-    def test_stopped_it_leaves_a_checkpoint_of_where_it_is(self, tmp_path: Path) -> None:
+    @trio_test
+    async def test_stopped_it_leaves_a_checkpoint_of_where_it_is(self, tmp_path: Path) -> None:
         """The next start goes on there, and trains nothing again."""
-
-        async def main() -> None:
-            sparing = {"name": "contract", "directory": tmp_path, "checkpoint_every": 50}  # none is due at that step
-            async with self.among_peers(tmp_path, run=sparing) as (topology, peers):
-                peers.recording = trio.Event()
-                async with trio.open_nursery() as nursery, self.running(topology, peers.stage):
-                    await peers.until_trained(BEGUN)
-                    nursery.start_soon(peers.record_in, 1.0)  # the step's end is told after the stop, not before it
-                stopped_at = peers.saved[-1].version
-                done = {step.version for step in peers.trained}
-                assert stopped_at == max(done) + 1, f"stopped after step {max(done)}, it saved version {stopped_at}"
-                trained_before = len(peers.trained)
-                async with self.running(topology, peers.stage, incarnation=2):
-                    await peers.until("finished")
-                again = [step.version for step in peers.trained[trained_before:] if step.version in done]
-                assert not again, f"the steps {again} were trained again"
-
-        self.run(main)
+        sparing = {"name": "contract", "directory": tmp_path, "checkpoint_every": 50}  # none is due at that step
+        async with self.among_peers(tmp_path, run=sparing) as (topology, peers):
+            peers.recording = trio.Event()
+            async with trio.open_nursery() as nursery, self.running(topology, peers.stage):
+                await peers.until_trained(BEGUN)
+                nursery.start_soon(peers.record_in, 1.0)  # the step's end is told after the stop, not before it
+            stopped_at = peers.saved[-1].version
+            done = {step.version for step in peers.trained}
+            assert stopped_at == max(done) + 1, f"stopped after step {max(done)}, it saved version {stopped_at}"
+            trained_before = len(peers.trained)
+            async with self.running(topology, peers.stage, incarnation=2):
+                await peers.until("finished")
+            again = [step.version for step in peers.trained[trained_before:] if step.version in done]
+            assert not again, f"the steps {again} were trained again"
 
 
 def existing(saved: Sequence[CheckpointSaved]) -> list[Path]:

@@ -11,14 +11,7 @@ from typing import Any, ClassVar, Literal
 
 import trio
 
-from agent_rl.messages import (
-    GroupOpened,
-    GroupsUnfinished,
-    GroupsUnwanted,
-    Retry,
-    RolloutRequest,
-    UnfinishedGroup,
-)
+from agent_rl.messages import GroupOpened, GroupsUnfinished, GroupsUnwanted, Retry, RolloutRequest, UnfinishedGroup
 from agent_rl_contract.base import EVALUATE_STAGE, RL_STAGE, RoleContract, trio_test
 from agent_rl_contract.scheduler_peers import ENGINES, EVALUATION, RL, Peers
 from agent_rl_contract.stage import stand_ins

@@ -228,13 +228,7 @@ async def running(
             actor = cls(context)
             nursery.start_soon(
                 partial(
-                    serve,
-                    actor,
-                    node=node,
-                    status_link=status,
-                    stopping=stopping,
-                    nursery=nursery,
-                    on_start=on_start,
+                    serve, actor, node=node, status_link=status, stopping=stopping, nursery=nursery, on_start=on_start
                 )
             )
             yield actor
