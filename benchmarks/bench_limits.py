@@ -3,7 +3,6 @@
     agent-rl bench limits
     agent-rl bench limits --model DIR --compute float32 --threads 2
     agent-rl bench limits --size 1.7b --device cuda
-    agent-rl bench limits --model DIR --peers transformers=.venv-trl/bin/python llama.cpp=PYTHON=FILE.gguf
     agent-rl bench limits --quick
 
 The model is a directory, or fresh weights in the shapes of SmolLM2, which take as long. On a GPU weights are kept in
@@ -15,8 +14,7 @@ counts three products for each of the forward pass; attention's products are cou
 optimizer are not.
 
 Engine and learner are measured in a process each, on processors of their own: alone, then side by side. Rounds
-alternate, and a figure is the median; `_low` and `_high` are the least and the greatest. --peers are other engines
-(`peer_engines.py`), of which each figure is the best of two; `over_NAME_...` is ours over theirs.
+alternate, and a figure is the median; `_low` and `_high` are the least and the greatest.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -52,8 +50,6 @@ from benchmarks.reporting import print_figures, print_table
 from benchmarks.rollout_models import Size, fresh_model
 
 BATCHES = (1, 16, 64, 128)
-PEER_BATCHES = (1, 64)
-"""Of other engines: the slowest compute the prompts of larger ones for minutes."""
 PROMPTS, PROMPT, WRITTEN = 16, 256, 24
 """Prompts of the prefill, tokens of a prompt, and tokens that each sequence writes while decoding is measured."""
 UPDATE_ROWS = 2048
@@ -269,8 +265,6 @@ class Options:
     rounds: int = 3
     quick: bool = False
     """A few seconds: shows that the benchmark runs, and measures little."""
-    peers: tuple[str, ...] = ()
-    """Other engines on the same model, NAME=PYTHON or NAME=PYTHON=MODEL; transformers, vllm and llama.cpp."""
     side: Hidden = ()
 
 
@@ -287,26 +281,12 @@ def main(options: Options) -> int:
             fresh_model(Path(folder), options.size, layers=2 if options.quick else None)
         model, threads = options.model or Path(folder), options.threads
         setting = Setting(model, options.device, options.compute, threads, options.rounds, options.quick)
-        compare(setting, {name: rest for name, _, rest in (each.partition("=") for each in options.peers)})
+        compare(setting)
     return 0
 
 
-def peer(name: str, given: str, setting: Setting) -> dict[str, float]:
-    """Tokens a second of another engine: ``prefill``, ``decode_ROWS``. Raises Failure."""
-    python, _, model = given.partition("=")
-    command = [python, "benchmarks/peer_engines.py", name, model or str(setting.model), str(setting.threads)]
-    command += map(str, PEER_BATCHES)
-    done = subprocess.run(
-        [*command, *map(str, PEER_BATCHES)], capture_output=True, text=True, timeout=SECONDS, check=False
-    )
-    if done.returncode:
-        raise Failure(f"{name} ended with exit code {done.returncode}\n{done.stderr[-2000:]}")
-    rates: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return rates
-
-
-def compare(setting: Setting, peers: Mapping[str, str]) -> None:
-    """Measure each side alone, then both side by side, then other engines."""
+def compare(setting: Setting) -> None:
+    """Measure each side alone, then both side by side."""
     alone = {name: ended(started(name, setting, 0)) for name in ("engine", "learner")}
     both = {name: started(name, setting, number * setting.threads) for number, name in enumerate(alone)}
     beside = {name: ended(process) for name, process in both.items()}
@@ -324,11 +304,4 @@ def compare(setting: Setting, peers: Mapping[str, str]) -> None:
                 figures[f"{key}_beside_over_alone"] = together / value
             rows.append([side, name, value, min(values), max(values), together, together / value if value else 0.0])
     print_table("shares of the machine", ["side", "figure", "alone", "least", "greatest", "beside", "ratio"], rows)
-    rates = {name: peer(name, given, setting) for name, given in peers.items()}
-    for name, found in rates.items():
-        for what, rate in found.items():
-            figures[f"over_{name}_{what}"] = float(figures[f"{what}_tokens_per_s"] or 0.0) / rate
-    if rates:
-        made = [[what, figures[f"{what}_tokens_per_s"], *(found[what] for found in rates.values())] for what in found]
-        print_table("tokens a second", ["work", "agent_rl", *rates], made)
     print_figures({name: round(value, 4) if isinstance(value, float) else value for name, value in figures.items()})

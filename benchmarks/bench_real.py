@@ -10,12 +10,6 @@ right rollouts; ``demonstrations``, supervised training on more demonstrations. 
 took with this seed: ``rft`` four fifths of them to sample, the rest to train. ``direct`` and ``reasoned`` ask the model
 as it came, without tools. Every one ends with the recipe's last evaluation.
 
-``rates`` has the recipe at a tenth of its learning rate, at the rate, and at ten times the rate, each with
-``algorithm.target_kl`` as the recipe has it and without: `rates.worst_over_best` is how far the rate decides. Where
-problems have a ``subject``, greedy success is given for each before and after, and `kinds.worst` is the largest loss.
-``effective`` trains for twenty minutes undisturbed, and as long while a random actor is killed every five:
-`effective_time` is the share of the wall time, from the command on, that the steps take at the median pace undisturbed.
-
 Runs go one after the other into --out. A run that is there is not made again, and one that was cut goes on, so hours of
 machine time may be spent in parts. `real.json` in --out has every figure.
 """
@@ -23,33 +17,22 @@ machine time may be spent in parts. `real.json` in --out has every figure.
 from __future__ import annotations
 
 import json
-import math
-import os
-import random
-import signal
 import statistics
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from dataclasses import KW_ONLY, dataclass
-from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, Literal
-
-import trio
 
 from agent_rl.config.examples import topology_file
 from agent_rl.config.load import load_topology
 from agent_rl.config.topology import RlStage, SftStage, Topology
-from agent_rl.records.journal import read_journal, stored_decoder
 from benchmarks.command import Failure, Overrides
 from benchmarks.reporting import print_figures, print_table
-from benchmarks.runs import RunFailed, guarded, running
+from benchmarks.runs import guarded, made
 
-Variant = Literal[
-    "rl", "roc_off", "synchronous", "random", "rft", "demonstrations", "direct", "reasoned", "rates", "effective"
-]
+Variant = Literal["rl", "roc_off", "synchronous", "random", "rft", "demonstrations", "direct", "reasoned"]
 SETTINGS: Mapping[str, tuple[str, ...]] = {
     "roc_off": ("algorithm.resampling=none",),
     "synchronous": ("run.mode=synchronous",),
@@ -59,10 +42,6 @@ WITHOUT_TOOLS = {
     "direct": "smollm2_controls.without_tools:Direct",
     "reasoned": "smollm2_controls.without_tools:Reasoned",
 }
-RATES = (0.1, 1.0, 10.0)
-"""Of the recipe's."""
-UNBOUNDED = "algorithm.target_kl=0.0"
-EFFECTIVE_MINUTES, KILL_MINUTES = 20.0, 5.0
 SAMPLED_SHARE = 0.8
 """Of the minutes of rejection fine-tuning, those in which rollouts are sampled."""
 NO_RATE = 1e-12
@@ -130,57 +109,11 @@ def _value(value: Any) -> str:
     return json.dumps(str(value) if isinstance(value, Path) else value)
 
 
-def make(recipe: Recipe, folder: Path, settings: Sequence[str], kills: random.Random | None = None) -> dict[str, Any]:
-    """Make a run, or go on with it; its summary. Raises RunFailed, also for one that was made with other settings.
-
-    With ``kills`` a random actor is killed from time to time.
-    """
-    done = folder / "done.json"
-    if done.exists():
-        if json.loads(done.read_text()) != list(settings):
-            raise RunFailed(f"{folder} holds a run that was made with other settings; choose another --out")
-    else:
-        folder.mkdir(parents=True, exist_ok=True)
-        trio.run(_run, recipe.file, folder, settings, kills)
-        done.write_text(json.dumps(list(settings)))
+def make(recipe: Recipe, folder: Path, settings: Sequence[str]) -> dict[str, Any]:
+    """Make a run, or go on with it; its summary. Raises RunFailed, also for one that was made with other settings."""
+    made(recipe.file, folder, settings)
     summary: dict[str, Any] = json.loads((folder / "run" / "summary.json").read_text())
-    return summary | guarded(folder / "run") | {"kinds": kinds(folder / "run")}
-
-
-def kinds(run: Path) -> dict[str, tuple[int, int]]:
-    """Of the run's evaluation: how many problems of each subject were right greedily, of how many."""
-    decode, found = stored_decoder(), dict[str, tuple[int, int]]()
-    with closing(read_journal(run)) as journal:
-        for row in chain.from_iterable(journal.groups(stage=stage, states=("evaluated",)) for stage in (0, 1)):
-            opened = decode(row.opened)
-            subject = opened.problem.payload.get("subject")
-            for stored in journal.trajectories(row.id) if subject and opened.evaluation.at_step is None else ():
-                if decode(stored.payload).purpose == "evaluate_greedy":
-                    right, asked = found.get(subject, (0, 0))
-                    found[subject] = right + (stored.judgement is not None and stored.judgement.success), asked + 1
-    return found
-
-
-async def _run(file: Path, folder: Path, settings: Sequence[str], kills: random.Random | None) -> None:
-    async with running(file, folder, settings) as run, trio.open_nursery() as nursery:
-        if kills is not None:
-            nursery.start_soon(_kill, run.process.pid, kills)
-        await run.wait(math.inf)
-        nursery.cancel_scope.cancel()
-
-
-async def _kill(supervisor: int, rng: random.Random) -> None:
-    """Kill an actor of a supervisor's every `KILL_MINUTES`."""
-    while True:
-        await trio.sleep(60 * KILL_MINUTES)
-        os.kill(rng.choice(_actors(supervisor)), signal.SIGKILL)
-
-
-def _actors(supervisor: int) -> list[int]:
-    """The processes of a supervisor's actors."""
-    threads = Path(f"/proc/{supervisor}/task").glob("*/children")
-    children = [each for thread in threads for each in thread.read_text().split()]
-    return sorted(int(each) for each in children if b"lifeline.py" in Path(f"/proc/{each}/cmdline").read_bytes())
+    return summary | guarded(folder / "run")
 
 
 def newest(folder: Path) -> Path:
@@ -216,21 +149,6 @@ def one_seed(options: Options, recipe: Recipe, seed: int) -> dict[str, dict[str,
                 raise Failure("demonstrations: name a file of them with --more")
             minutes = _minutes(found, folder)
             found[variant] = _taught_on(recipe, folder / variant, taught, Path(options.more).resolve(), minutes)
-        elif variant == "rates":
-            for factor in RATES:
-                for how, setting in (("bounded", ()), ("unbounded", (UNBOUNDED,))):
-                    rate = recipe.reinforced(learning_rate=factor * recipe.rl.learning_rate)
-                    name = f"rate-{factor:g}-{how}"
-                    settings = [*taught, *setting, recipe.stages(rate, recipe.after)]
-                    found[name] = make(recipe, folder / name, settings)
-                    print(f"seed {seed}, {name}: {_success(found[name], 'after')}", flush=True)
-            continue
-        elif variant == "effective":
-            rl = recipe.reinforced(steps=100_000, schedule="constant", evaluate=None)
-            bounds = [*taught, f"run.max_minutes={EFFECTIVE_MINUTES}", recipe.stages(rl)]
-            for name, kills in (("effective", False), ("effective-killed", True)):
-                found[name] = make(recipe, folder / name, bounds, kills=random.Random(seed) if kills else None)
-            continue
         else:
             stages = recipe.stages(recipe.reinforced(), recipe.after)
             found[variant] = make(recipe, folder / variant, [*taught, *SETTINGS.get(variant, ()), stages])
@@ -267,51 +185,6 @@ def _success(summary: Mapping[str, Any], name: str) -> str:
     return ", ".join(parts)
 
 
-def rate_figures(runs: Mapping[int, Mapping[str, Mapping[str, Any]]]) -> dict[str, float]:
-    """Sampled success at the worst rate over that at the best one, bounded and not, of the means over seeds."""
-    reached = {
-        (how, factor): statistics.fmean(found[name]["success_after_sampled"] for found in runs.values())
-        for how in ("bounded", "unbounded")
-        for factor in RATES
-        if all((name := f"rate-{factor:g}-{how}") in found for found in runs.values())
-    }
-    best = max(reached.values(), default=0.0)
-    figures = {f"rates.{how}_{factor:g}": value for (how, factor), value in reached.items()}
-    for how, name in (("bounded", "rates.worst_over_best"), ("unbounded", "rates.unbounded_worst_over_best")):
-        if best and (values := [value for (each, _), value in reached.items() if each == how]):
-            figures[name] = min(values) / best
-    return figures
-
-
-def effective_figures(runs: Mapping[int, Mapping[str, Mapping[str, Any]]], out: Path) -> dict[str, float]:
-    """The mean over seeds of the share of wall time that became steps."""
-    shares: dict[str, list[float]] = {"effective_time": [], "effective_time_under_kills": []}
-    for seed in (seed for seed, found in runs.items() if "effective" in found):
-        folders = (out / f"seed-{seed}" / name / "run" for name in ("effective", "effective-killed"))
-        rows = [map(json.loads, (each / "metrics.jsonl").read_text().splitlines()) for each in folders]
-        steps = [[row["seconds"] for row in each if row["kind"] == "step"] for each in rows]
-        pace = statistics.median(after - before for before, after in pairwise(steps[0]))
-        for share, ended in zip(shares.values(), steps, strict=True):
-            share.append(len(ended) * pace / (60 * EFFECTIVE_MINUTES))
-    return {name: statistics.fmean(share) for name, share in shares.items() if share}
-
-
-def kind_figures(runs: Mapping[int, Mapping[str, Mapping[str, Any]]]) -> dict[str, float]:
-    """By variant, the largest loss of a kind of problem, in greedy success from before to after; prints all."""
-    rows, worst = [], dict[str, float]()
-    for seed, found in runs.items():
-        before = found["taught"]["kinds"]
-        for variant, summary in found.items():
-            after = summary["kinds"]
-            rows += [(seed, variant, kind, f"{right}/{asked}") for kind, (right, asked) in sorted(after.items())]
-            changes = [after[kind][0] / after[kind][1] - right / asked for kind, (right, asked) in before.items()]
-            if variant != "taught" and changes:
-                worst[f"kinds.worst_{variant}"] = min(worst.get(f"kinds.worst_{variant}", 1.0), *changes)
-    if rows:
-        print_table("right greedily, by kind", ("seed", "what", "kind", "right"), rows)
-    return worst
-
-
 def main(options: Options) -> int:
     """Make the runs, and print what they reached."""
     file = topology_file(options.file)
@@ -327,8 +200,7 @@ def main(options: Options) -> int:
     ]
     print_table(f"{file.stem}: success in % with 95 % intervals", ("seed", "what", "success", "minutes"), rows)
     figures: dict[str, float] = {"real.seeds": float(len(runs))}
-    figures |= kind_figures(runs) | rate_figures(runs) | effective_figures(runs, options.out)
-    for variant in ("taught", *(each for each in options.only if each not in {"rates", "effective"})):
+    for variant in ("taught", *options.only):
         found = [each[variant] for each in runs.values()]
         when = "before" if variant == "taught" else "after"
         names = {"taught": "success_before", "rl": "success_after", "random": "random_reward_success"}

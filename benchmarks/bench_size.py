@@ -1,20 +1,15 @@
-"""Lines of the core, the kits, the benchmarks and the tests, and the product files that one trajectory passes.
+"""Lines of the core, the kits, the benchmarks and the tests.
 
 The **core** is what a run imports: the closure of imports of ``agent-rl run``, of an actor's process and of all that is
 built in, with the programs that these start by name. **Kits** are the product's other files. Lines are those of Python
 files and of templates; what is vendored does not count. ``--check`` fails where one of the four is above its number in
 ``budget.toml``, and lowers a number that is above what is there. A commit that raises one says ``raise-budget:`` and
-why, and lowers another. ``--trajectory`` trains one group of a tiny model in a real run and counts the files of the
-product with a call between the group's opening and its update. Rooms that serve processes, weights and figures
-(actors/runtime, actors/weights, agent_rl/observe) do not count, and what runs inside the sandbox is not seen.
+why, and lowers another.
 """
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
-import tempfile
 import tomllib
 from collections import Counter
 from dataclasses import dataclass
@@ -44,40 +39,6 @@ STARTED = (
 """Programs of a run that are started by name or by path."""
 JUDGED = 20
 """So many of the last commits that changed the budget must have raised nothing without a word."""
-PASSED = Path(__file__).with_name("passed")
-RUN_SECONDS = 300.0
-TOPOLOGY = """
-[run]
-name = "one-group"
-directory = "run"
-[model.initialise]
-hidden_size = 64
-layers = 1
-heads = 4
-kv_heads = 2
-head_dim = 16
-mlp_size = 64
-max_length = 256
-[[environments]]
-class = "parity:Parity"
-[algorithm]
-groups_per_step = 1
-samples = 8
-keep = 4
-[[stages]]
-kind = "sft"
-name = "format"
-steps = 150
-batch = 16
-learning_rate = 3e-3
-[[stages]]
-kind = "rl"
-name = "rl"
-steps = 1
-learning_rate = 3e-4
-max_response_tokens = 176
-max_turns = 4
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +47,6 @@ class Options:
 
     check: bool = False
     """Fail where lines are above their budget, and lower a budget that is above the lines."""
-    trajectory: bool = False
-    """Count the files that one trajectory passes, in a real run of half a minute."""
 
 
 def main(options: Options) -> int:
@@ -101,11 +60,6 @@ def main(options: Options) -> int:
     sums = {part: sum(lines for room, lines in rooms.items() if room[0] == part) for part in budget}
     for part, lines in sums.items():
         print(f"{f'lines_{part}':26}{lines:>8,}{budget[part]:>10,}")
-    if options.trajectory:
-        files = files_of_a_trajectory()
-        print(f"{'files_of_a_trajectory':26}{len(files):>8,}")
-        for passed, count in sorted(Counter(_room(Path(name)) for name in files).items()):
-            print(f"  {passed:24}{count:>8,}")
     if options.check:
         over = [f"{part} has {sums[part]:,} lines, not {most:,}" for part, most in budget.items() if sums[part] > most]
         if over := over + raised_in_silence():
@@ -169,24 +123,3 @@ def _room(path: Path) -> str:
     if top in {"transport", "benchmarks", "tests"}:
         return top
     return "/".join(path.parts[:2]) if len(path.parts) > 2 else f"{top}/*.py"
-
-
-def files_of_a_trajectory() -> set[str]:
-    """Train one group, and return the files of the product that it passed."""
-    with tempfile.TemporaryDirectory(prefix="agent-rl-size-") as folder:
-        seen, topology = Path(folder, "seen"), Path(folder, "one.toml")
-        seen.mkdir()
-        topology.write_text(TOPOLOGY, encoding="utf-8")
-        python_path = os.pathsep.join(map(str, (ROOT, PASSED)))
-        run = subprocess.run(
-            [sys.executable, "-m", "actors.cli", "run", topology],
-            env={**os.environ, "PYTHONPATH": python_path, "FILES_PASSED": str(seen)},
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            timeout=RUN_SECONDS,
-            check=False,
-        )
-        if run.returncode or '"steps_updated": 1' not in run.stdout:
-            raise Failure(f"the run trained no group:\n{run.stdout[-2000:]}{run.stderr[-2000:]}")
-        return {name for file in seen.iterdir() for name in file.read_text("utf-8").splitlines()}

@@ -30,7 +30,7 @@ from benchmarks.bench_end_to_end import Measured
 from benchmarks.bench_hostile import Heard
 from benchmarks.bench_learner import save_model
 from benchmarks.bench_learning import overlap_of
-from benchmarks.bench_roc import curves, make, reached
+from benchmarks.bench_roc import curves, reached
 from benchmarks.bench_throughput import limit
 from benchmarks.bench_transport import SIZES, Rates, Size, lowest, trajectories
 from benchmarks.command import Failure, call
@@ -41,10 +41,8 @@ from benchmarks.peer_trl import Frame, InProcess, Isolated, Rewards, Spec, Tools
 from benchmarks.peer_trl import Setting as PeerSetting
 from benchmarks.rollout_models import RESPONSE_LIMIT, RESPONSE_MEDIAN, quickstart_model, save_writer, workload
 from benchmarks.rollout_sides import turns
-from benchmarks.runs import Run, RunFailed, Window, stage_rows, window
-from benchmarks.tool_loads import Step, report_steps
+from benchmarks.runs import Run, RunFailed, Window, made, stage_rows, window
 from benchmarks.tool_processes import FAILING, NUMPY, PLAIN, SNIPPETS, SYMPY, Floor
-from benchmarks.tool_service import Call
 from examples.quickstart.arithmetic import ArithmeticTasks
 from tests.actors.topologies import micro
 from tests.builders import opened, wanted
@@ -140,9 +138,9 @@ def test_the_reached_value_is_the_mean_of_the_late_steps() -> None:
 
 def test_a_sweep_goes_on_where_it_stopped_and_refuses_other_settings(tmp_path: Path) -> None:
     (tmp_path / "done.json").write_text('["a=1"]')
-    make(tmp_path, ["a=1"])
+    made(tmp_path, tmp_path, ["a=1"])
     with pytest.raises(RunFailed, match="made with other settings"):
-        make(tmp_path, ["a=2"])
+        made(tmp_path, tmp_path, ["a=2"])
 
 
 # hostile --------------------------------------------------------------------------------------------------------------
@@ -384,28 +382,6 @@ def test_the_floor_runs_what_it_is_given_and_tells_what_failed() -> None:
         own = floor.own_seconds(calls)
     assert (failed, seconds > 0) == (1, True)
     assert own["x = [0] * 10**6"] > own["print(1)"] > 0
-
-
-def test_45000_concurrent_calls_need_follows_from_the_highest_rate_below_a_second(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("os.cpu_count", lambda: 2)
-    rows = {50: [0.1] * 98 + [0.8] * 2, 80: [0.2] * 98 + [0.9] * 2, 90: [0.3] * 98 + [1.5] * 2}
-
-    def steps(percents: Sequence[int]) -> list[Step]:
-        calls = {
-            percent: [Call((0.0, 0.0, each, 0.0), "success", "") for each in rows[percent]] for percent in percents
-        }
-        return [Step(percent, 2.0 * percent, each) for percent, each in calls.items()]
-
-    figures = report_steps(steps([50, 80, 90]), executor_ms=0.5)
-    assert [figures[f"linked_p{share}_ms_at_80"] for share in (50, 95, 99)] == [200.0, 200.0, 900.0]
-    assert figures["linked_rate_per_core_p99_below_1s"] == 80.0
-    assert figures["linked_cores_for_45000"] == 563
-    assert figures["linked_executors_for_45000"] == 282
-    assert figures["linked_executor_processes_at_least"] == 23
-    unknown = report_steps(steps([90]), executor_ms=0.5)
-    assert unknown["linked_executors_for_45000"] is unknown["linked_cores_for_45000"] is None
 
 
 # end_to_end -----------------------------------------------------------------------------------------------------------

@@ -7,12 +7,10 @@ import json
 import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agent_rl.gateway.dialects import DIALECTS
-
-if TYPE_CHECKING:
-    from benchmarks.gateway_stand import Answer
+from benchmarks.gateway_stand import Answer
 
 _FUNCTION = {"name": "f", "description": "Does it.", "parameters": {"type": "object", "properties": {}}}
 _CHAT = [
