@@ -157,7 +157,7 @@ HEALTHY = {
 def test_updates_of_a_healthy_pair_raise_no_alarm(name: str, path: Path) -> None:
     health = HEALTHY[name]
     pair = Pair(path, **health.pair)
-    for seed in range(5):
+    for seed in range(list(HEALTHY).index(name), 40, len(HEALTHY)):
         pair.update(MOVED_IN_HEALTH)
         engine = copy.deepcopy(pair.before if "behind" in health.rollouts else pair.engine)
         kept = engine.model.rotary_emb.inv_freq
