@@ -128,8 +128,6 @@ class Options:
     """Three hosts with networks and disks of their own, in namespaces. Needs root, ``ip``, ``tc`` and ``nsenter``."""
     twins: int | None = None
     """How many of the runs are repeated without faults; by default 3, and none of a tiny or a scripted run."""
-    plan: bool = False
-    """Print the plan alone."""
     overrides: Overrides = ()
     """As for agent-rl run."""
 
@@ -326,9 +324,6 @@ def main(options: Options) -> int:
     else:
         kinds, quick = kinds_of(options), options.scripted
         plan = make_plan(options.seed, options.faults, homes, per_run=options.per_run, kinds=kinds, quick=quick)
-    if options.plan:
-        print(*plan, sep="\n")
-        return 0
     try:
         runs = trio.run(measure, options, plan, overrides)
     except RunFailed as error:

@@ -3,26 +3,23 @@
     agent-rl bench hostile
     agent-rl bench hostile --only spin-32 sessions
 
-Four parts. Every attack of ``benchmarks/hostile`` on what a call can reach runs once beside an honest call. Then, for
+Three parts. Every attack of ``benchmarks/hostile`` on what a call can reach runs once beside an honest call. Then, for
 every attack on what calls share, 8 hostile calls at once run on 2 interpreters of 8 children, while 4 honest callers
 run plain snippets: how long these take, beside how long they take alone. Then 4 callers have honest answers checked
-while 32 answers that never end are checked too. Last, 128 clients without the key send what they can to an inbox on
-TCP, and `strangers_mib` is the memory that this cost; and programs of rollouts attack from their jails, as in ``bench
-harness``. The exit code is 1 if an attack succeeded, a neighbour timed out, or an answer was wrong.
+while 32 answers that never end are checked too. The exit code is 1 if an attack succeeded, a neighbour timed out, or an
+answer was wrong. ``bench harness`` has programs of rollouts that attack from their jails.
 """
 
 from __future__ import annotations
 
 import statistics
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count
-from pathlib import Path
 
 import trio
 
@@ -32,10 +29,7 @@ from actors.sandbox.owner.functions import FunctionSandbox
 from actors.tool_executor import ToolExecutorSettings
 from agent_rl.environments.base import CheckError
 from agent_rl.environments.maths.environment import CHECK
-from benchmarks import bench_harness
-from benchmarks.bench_harness import HOSTILE as HOSTILE_PROGRAMS
 from benchmarks.hostile import REACH, SHARES, Attack, failure
-from benchmarks.hostile.strangers import WORST_MIB, strangers_mib
 from benchmarks.reporting import print_figures, print_table
 from benchmarks.tool_processes import PLAIN
 
@@ -251,14 +245,6 @@ async def reach(level: Level, attacks: Sequence[Attack]) -> list[str]:
     return broken
 
 
-async def from_jails() -> dict[str, float]:
-    """What each kind of hostile program reached from its jail, and what it left behind."""
-    with tempfile.TemporaryDirectory(prefix="agent-rl-bench-hostile-") as folder:
-        options = bench_harness.Options(hostile=len(HOSTILE_PROGRAMS), rollouts=5)
-        figures = await bench_harness.measure(Path(folder), options)
-    return {name: figures[f"harness.{name}"] for name in ("escapes", "left_behind")}
-
-
 async def measure(options: Options) -> dict[str, float | str | None]:
     """All parts. Raises (in groups) ControlGroupsError, IsolationError."""
     taking, there = ([a for a in part if not options.only or a.name in options.only] for part in (SHARES, REACH))
@@ -276,23 +262,17 @@ async def measure(options: Options) -> dict[str, float | str | None]:
     reaches = [attack for attack in there if sandbox.level in attack.levels]
     checked = await checks(options.seconds) if not options.only or "checks" in options.only else {}
     broken = [*await reach(sandbox.level, reaches), *bench.broken]
-    taken = await trio.to_thread.run_sync(strangers_mib)
-    if taken > WORST_MIB:
-        broken.append("strangers")
     broken += ["endless-checks"] if checked.get("check_neighbour_p95_ratio", 0.0) > WORST_RATIO else []
     broken += ["wrong-checks"] if checked.get("checks_harmed") else []
-    jails = {} if options.only or options.quick else await from_jails()
-    broken += [name for name, count in jails.items() if count]
     return {
         "isolation": sandbox.level,
         "control_groups": ", ".join(sandbox.groups.limits.values()),
-        "attacks_tried": len(taking) + len(reaches) + len(jails) * len(HOSTILE_PROGRAMS),
+        "attacks_tried": len(taking) + len(reaches),
         "attacks_broke": len(broken),
         "broken_names": ", ".join(broken),
         **figures,
         **checked,
         "interpreters_restarted": restarts,
-        "strangers_mib": taken,
     }
 
 

@@ -13,8 +13,7 @@ tried with the attention sdpa and eager, and keeps the faster; settings that the
 are left out of further rounds. Ours computes entropies and figures besides.
 
 Sides alternate, ratios are taken within a round, and a figure is the median over rounds. `_low` and `_high` are the
-least and the greatest ratio: the median lies between them with 98 % for seven rounds. Peak memory is that of a process
-of its own for each side, weights, gradients and moments included.
+least and the greatest ratio: the median lies between them with 98 % for seven rounds.
 
 With --tree the updates of that model are compared with themselves: shared prompts computed once, and with each
 sequence. The prompts are `rstar2` of the maths environment with 8 responses, and 1,000 tokens with 16; responses are
@@ -23,13 +22,10 @@ log-normal, of 64 tokens in the median and at most 256.
 
 from __future__ import annotations
 
-import json
 import statistics
-import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -39,7 +35,7 @@ import transformers
 from agent_rl.config.topology import InitialiseModel
 from agent_rl.learning.tiny import initialise_model
 from benchmarks import learner_tree
-from benchmarks.command import Failure, Hidden
+from benchmarks.command import Failure
 from benchmarks.learner_sides import Attention, Ours, Padded, Setting, Side, Spent
 from benchmarks.reporting import print_figures, print_table
 from benchmarks.rollout_models import MAX_LENGTH, quickstart_model
@@ -77,33 +73,6 @@ def side(name: str, setting: Setting) -> Side:
     return Padded(setting, int(batch), by_length=kind == "sorted", attention=attention, last_logits=bool(last))
 
 
-def peak_mib(name: str, setting: Setting) -> float:
-    """The most memory that a process of its own holds during its second update."""
-    arguments = json.dumps({**asdict(setting), "model": str(setting.model)})
-    command = [sys.executable, "-m", "benchmarks.command", "learner", "--peak", name, arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=SIDE_SECONDS)
-    return float(done.stdout.splitlines()[-1])
-
-
-def print_peak(name: str, arguments: str) -> None:
-    """Print the peak of this process, for `peak_mib`."""
-    given = json.loads(arguments)
-    setting = Setting(**{**given, "model": Path(given["model"])})
-    one, work = side(name, setting), setting.work(0)
-    one.update(work, 0)
-    if setting.device.startswith("cuda"):
-        torch.cuda.reset_peak_memory_stats()
-        one.update(work, 0)
-        print(torch.cuda.max_memory_allocated() / 2**20)
-        return
-    Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
-    one.update(work, 0)
-    peak = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
-    print(int(peak.split()[1]) / 1024)
-
-
-SIDE_SECONDS = 3600.0
-"""How long a process that measures one side may take."""
 WARM_UP = 2
 """Rounds before the first that counts."""
 SLOW = 2.0
@@ -168,8 +137,6 @@ def measure(
         if not last:
             figures[f"learner_tokens_per_s{suffix}"] = rates["ours"]
             figures[f"hf_tokens_per_s{suffix}"] = rates[best]
-            figures[f"learner_peak_mib{suffix}"] = peak_mib("ours", setting)
-            figures[f"hf_peak_mib{suffix}"] = peak_mib(best, setting)
     if setting.device.startswith("cuda"):
         figures[f"learner_share_of_peak_flops{suffix}"] = share_of_peak(setting, rates["ours"])
     return rows
@@ -205,7 +172,6 @@ class Options:
     """A model directory: measure what computing shared prompts once saves."""
     quick: bool = False
     """A few seconds: shows that the benchmark runs, and measures little."""
-    peak: Hidden = ()
 
 
 def compare_tree(options: Options, model: Path) -> int:
@@ -230,9 +196,6 @@ def compare_tree(options: Options, model: Path) -> int:
 
 def main(options: Options) -> int:
     """Measure, and print the table and the figures."""
-    if options.peak:
-        print_peak(*options.peak)
-        return 0
     transformers.logging.disable_progress_bar()
     figures: dict[str, float | str | None] = {}
     rows: list[list[object]] = []

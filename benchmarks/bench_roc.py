@@ -21,12 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import trio
-
 from benchmarks.command import Overrides
 from benchmarks.quickstart import EXAMPLE
 from benchmarks.reporting import print_figures, print_table
-from benchmarks.runs import RunFailed, finished
+from benchmarks.runs import made
 
 TASK = (
     "environments.0.settings={right_share = 0.35, mistaken_share = 0.4, broken_share = 0.5, retried_share = 0.95, "
@@ -78,27 +76,12 @@ def reached(values: Sequence[float]) -> float:
     return statistics.fmean(late) if late else math.nan
 
 
-def make(folder: Path, overrides: Sequence[str]) -> None:
-    """Make a run and wait for its end, unless it is there already.
-
-    Raises RunFailed, also for a run that was made with other settings.
-    """
-    done = folder / "done.json"
-    if done.exists():
-        if json.loads(done.read_text()) != list(overrides):
-            raise RunFailed(f"{folder} holds a run that was made with other settings; choose another --out")
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    trio.run(finished, EXAMPLE, folder, overrides)
-    done.write_text(json.dumps(list(overrides)))
-
-
 def one_seed(options: Options, seed: int) -> dict[str, Curves]:
     """The curves of each resampling, from one taught model."""
     folder = options.out.absolute() / f"seed-{seed}"
     settings = [f"run.seed={seed}", TASK, *options.overrides]
     sft = f'stages=[{{kind="sft", steps={options.sft_steps}, batch=16, learning_rate=3e-3}}]'
-    make(folder / "taught", [*settings, sft])
+    made(EXAMPLE, folder / "taught", [*settings, sft])
     model = max((folder / "taught" / "run" / "checkpoints").glob("version-*"))
     rl = f'{{kind="rl", steps={options.steps}, learning_rate=3e-4, warmup_steps=5, schedule="cosine", {LENGTHS}}}'
     evaluation = f'{{kind="evaluate", name="after", problems={options.problems}, {LENGTHS}}}'
@@ -107,7 +90,7 @@ def one_seed(options: Options, seed: int) -> dict[str, Curves]:
         began = time.monotonic()
         stages = f"stages=[{rl}, {evaluation}]"
         own = [setting for setting in settings if not setting.startswith("model.")]
-        make(folder / mode, [*own, f'model={{path="{model}"}}', stages, f"algorithm.resampling={mode}"])
+        made(EXAMPLE, folder / mode, [*own, f'model={{path="{model}"}}', stages, f"algorithm.resampling={mode}"])
         rows = [json.loads(line) for line in (folder / mode / "run" / "metrics.jsonl").read_text().splitlines()]
         by_mode[mode] = curves([row for row in rows if row["kind"] == "step"])
         share = 100 * reached(by_mode[mode]["error_share"])

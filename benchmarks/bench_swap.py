@@ -66,8 +66,6 @@ class Options:
     """No model: scripted turns, and a learner that notes down what it is trained on."""
     twin: bool = True
     """Whether each run has a twin that is left alone."""
-    plan: bool = False
-    """Print the plans alone."""
     overrides: Overrides = ()
     """As for agent-rl run."""
 
@@ -249,9 +247,6 @@ def main(options: Options) -> int:
     """Measure, and print what was measured."""
     classes = WITHOUT_MODEL if options.scripted else CLASSES
     plans = [make_changes(seed, options.swaps, classes) for seed in range(options.seed, options.seed + options.seeds)]
-    if options.plan:
-        print(*(change for plan in plans for change in plan), sep="\n")
-        return 0
     try:
         runs = trio.run(measure, options, plans)
     except RunFailed as error:

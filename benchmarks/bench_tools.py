@@ -1,13 +1,13 @@
 """Tool calls: how many a second, beside a fresh interpreter for each and beside the least that a fork server can be.
 
     agent-rl bench tools
-    agent-rl bench tools --clients 0          # without the parts over links
+    agent-rl bench tools --bare               # without the part over links
 
 The mix is the 40 snippets of `tool_snippets.toml`. Rounds go through all sides in turn: ``python3 -c`` for each call;
 the floor (the same warm interpreters, fork and ``exec()``, nothing else); the sandbox at full load, as isolated as the
-host allows; and the sandbox at half of that load, where calls come at random times. Beside these, a client process asks
-an executor actor over links, as a run does. Then 45,000 calls are outstanding at once, in one process and over links,
-and 1,024 children are alive at once. benchmarks/README.md explains the figures.
+host allows; and the sandbox at half of that load, where calls come at random times. Beside these, a client asks an
+executor actor over links, as a run does. Then 45,000 calls are outstanding at once in one sandbox.
+benchmarks/README.md explains the figures.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import resource
 import statistics
 import time
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 
 import trio
@@ -26,21 +25,9 @@ import trio
 from actors.sandbox.isolation.levels import Level
 from actors.sandbox.owner.client import Sandbox, Weights
 from benchmarks.reporting import print_figures, print_table
-from benchmarks.tool_loads import (
-    Figures,
-    all_alive,
-    closed_load,
-    full_load,
-    linked_outstanding,
-    load_steps,
-    open_load,
-    outstanding,
-    print_waits,
-    report_steps,
-    running,
-)
+from benchmarks.tool_loads import Figures, full_load, open_load, outstanding, running
 from benchmarks.tool_processes import SNIPPETS, Floor, children_of, run_fresh, used_by
-from benchmarks.tool_service import Call, Service, running_service
+from benchmarks.tool_service import Service
 
 MODULES = ("numpy", "sympy")
 WEIGHTS = Weights(MODULES)
@@ -69,17 +56,8 @@ class Options:
     """Calls outstanding at full load."""
     outstanding: int = 45_000
     """Trivial calls outstanding at once; 0 leaves this part out."""
-    alive: int = 1024
-    """Children alive at once; 0 leaves this part out."""
-    clients: int = 4
-    """Processes that ask executors over links, in the part with outstanding calls; 0 leaves out all parts over
-    links."""
-    executors: int = 2
-    """Executor actors, in that part. The rounds have one client and one executor."""
-    load: tuple[float, ...] = (0.2, 0.4, 0.6, 0.8, 0.9)
-    """Rates at which calls come over links, as shares of the rate at full load."""
-    load_seconds: float = 10.0
-    """Seconds of each of these rates."""
+    bare: bool = False
+    """Leave out the executor that is asked over links."""
     seed: int = 0
 
 
@@ -137,8 +115,6 @@ class Bench:
         self.sides: dict[str, Side] = {}
         self.overheads: list[float] = []
         self.own: dict[str, float] = {}
-        self.linked_calls: list[Call] = []
-        self.client_seconds = 0.0
 
     async def warm_up(self, pids: list[int]) -> list[int]:
         """Start what is started when it is needed; the processes of all the sandbox's interpreters."""
@@ -151,7 +127,8 @@ class Bench:
             await full_load(self.sandbox, mix(1, self.draw), self.options.callers)
         pids = [pid for pid in children_of(os.getpid()) if pid not in others]
         if self.service is not None:
-            await closed_load(self.service, mix(1, self.draw), self.options.callers)
+            for _ in range(3):  # until interpreters of all weights have started
+                await self.service.ask(mix(1, self.draw), self.options.callers)
         return pids
 
     async def rounds(self, pids: list[int]) -> None:
@@ -182,31 +159,20 @@ class Bench:
     async def _linked_round(self, service: Service) -> None:
         codes = mix(self.options.passes, self.draw)
         before = service.used()
-        answered = await closed_load(service, codes, self.options.callers)
-        executor, *rest = service.used()
-        self._side(LINKED).count(len(codes), answered.seconds, before, (executor + answered.cpu, *rest))
-        self.linked_calls += answered.calls
-        self.client_seconds += answered.cpu
+        answered = await service.ask(codes, self.options.callers)
+        own = (answered.cpu, *service.used())
+        self._side(LINKED).count(len(codes), answered.seconds, (0.0, *before), own)
 
-    async def linked_steps(self, service: Service) -> Figures:
-        """Measure and print latency by offered rate over links; the figures of all rounds over links with it."""
-        options, side = self.options, self.sides[LINKED]
-        client = 1e3 * self.client_seconds / side.calls
-        executor = side.cpu_ms()[0] - client
-        print_waits("Over links at full load, mean ms", {"the mix": self.linked_calls})
-        print_table("Processor ms a call over links", ["client", "executor"], [[client, executor]])
-        full = statistics.median(side.rates)
-        steps = await load_steps(service, full, options.load, options.load_seconds, options.seed)
+    def linked_figures(self) -> Figures:
+        """The figures of all rounds over links."""
+        side = self.sides[LINKED]
         return {
             "linked_speedup_over_fresh": self._ratio(LINKED, FRESH),
             "linked_share_of_floor": self._ratio(LINKED, FLOOR),
             "linked_speedup_over_fresh_cpu": sum(self.sides[FRESH].cpu_ms()) / sum(side.cpu_ms()),
             "linked_share_of_floor_cpu": sum(self.sides[FLOOR].cpu_ms()) / sum(side.cpu_ms()),
             "linked_over_bare_cpu": sum(side.cpu_ms()) / sum(self.sides[SANDBOX].cpu_ms()),
-            "linked_calls_per_s": full,
-            "linked_client_ms": client,
-            "linked_executor_ms": executor,
-            **report_steps(steps, executor),
+            "linked_calls_per_s": statistics.median(side.rates),
         }
 
     def _ratio(self, name: str, other: str) -> float:
@@ -255,13 +221,14 @@ async def measure_mix(options: Options, level: Level) -> Figures:
             known = set(children_of(os.getpid()))
             await nursery.start(sandbox.run)
             pids = [pid for pid in children_of(os.getpid()) if pid not in known]
-            async with AsyncExitStack() as stack:
-                service = await stack.enter_async_context(running_service(1, 1)) if options.clients else None
+            service = None if options.bare else Service()
+            try:
                 bench = Bench(options, floor, sandbox, service)
                 await bench.rounds(pids)
-                figures = {"isolation": level, **bench.report()}
+            finally:
                 if service is not None:
-                    figures |= await bench.linked_steps(service)
+                    service.end()
+            figures = {"isolation": level, **bench.report(), **({} if options.bare else bench.linked_figures())}
             nursery.cancel_scope.cancel()
     return figures
 
@@ -278,20 +245,12 @@ async def measure(options: Options) -> Figures:
     level = await strongest_level()
     figures = await measure_mix(options, level) if options.rounds else {}
     if options.outstanding:
-        bare = await outstanding(options.outstanding, options.interpreters, options.children, level)
-        figures |= bare
-        if options.clients:
-            linked = await linked_outstanding(options.outstanding, options.clients, options.executors)
-            figures |= linked
-            figures |= {name: bare[name] + linked[name] for name in ("outstanding_lost", "outstanding_duplicated")}
-    if options.alive:
-        figures |= await all_alive(options.alive, options.interpreters, level)
+        figures |= await outstanding(options.outstanding, options.interpreters, options.children, level)
     return figures
 
 
 def main(options: Options) -> int:
-    """Measure and print. The exit code is 1 if a call was lost, answered twice or not answered."""
+    """Measure and print. The exit code is 1 if a call was lost or answered twice."""
     figures = trio.run(measure, options)
     print_figures(figures)
-    whole = {"outstanding_lost": 0, "outstanding_duplicated": 0, "alive_answered": options.alive}
-    return 0 if all(figures[name] == value for name, value in whole.items() if name in figures) else 1
+    return int(any(figures.get(name) for name in ("outstanding_lost", "outstanding_duplicated")))

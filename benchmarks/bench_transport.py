@@ -1,4 +1,4 @@
-"""The links between processes: pushes and calls over ipc beside bare pyzmq with the same bytes, and the codec alone.
+"""The links between processes: pushes and calls over ipc, beside bare pyzmq with the same bytes.
 
     agent-rl bench transport
     agent-rl bench transport --quick
@@ -31,7 +31,7 @@ import zmq
 
 from agent_rl.messages import Problem, Tokens, ToolCall, ToolCallRecord, ToolResult, Trajectory, Transcript
 from benchmarks.command import Hidden, helper
-from benchmarks.reporting import print_figures, print_table
+from benchmarks.reporting import percentile, print_figures, print_table
 from transport import (
     Delivery,
     Limits,
@@ -41,7 +41,6 @@ from transport import (
     PeerLeft,
     Registry,
     ZmqNetwork,
-    decode,
     encode,
     keep_freed_memory,
 )
@@ -301,41 +300,26 @@ async def push_latencies(directory: Path, size: Size, per_second: float, seconds
         return handled.latencies.tolist()
 
 
-async def call_times(directory: Path, at_once: int, seconds: float) -> tuple[float, list[float]]:
-    """Round trips a second with so many callers, each of which calls again once it is answered, and their seconds."""
-    took: list[float] = []
+async def calls_per_s(directory: Path, at_once: int, seconds: float) -> float:
+    """Round trips a second with so many callers, each of which calls again once it is answered."""
+    answered = 0
     async with sending(directory) as node:
         call = node.call("tools", ["receiver"], outstanding=at_once, timeout=60.0)
         await call(question(0))
         start = time.perf_counter()
 
         async def ask(caller: int) -> None:
+            nonlocal answered
             request = question(caller)
-            while (before := time.perf_counter()) - start < seconds:
+            while time.perf_counter() - start < seconds:
                 reply = await call(request)
-                took.append(time.perf_counter() - before)
+                answered += 1
                 assert reply.call == request.call
 
         async with trio.open_nursery() as nursery:
             for caller in range(at_once):
                 nursery.start_soon(ask, caller)
-        return len(took) / (time.perf_counter() - start), took
-
-
-def codec_rates(size: Size, seconds: float) -> tuple[float, float]:
-    """Messages a second encoded, and decoded from the bytes a socket hands over."""
-    messages = trajectories(size)
-    wires = [[bytes(frame) for frame in encode(message)] for message in messages]
-
-    def rate(action: Callable[[int], object]) -> float:
-        done, start = 0, time.perf_counter()
-        while (elapsed := time.perf_counter() - start) < seconds:
-            for index in range(VARIANTS):
-                action(index)
-            done += VARIANTS
-        return done / elapsed
-
-    return rate(lambda index: encode(messages[index])), rate(lambda index: decode(wires[index], REGISTRY))
+        return answered / (time.perf_counter() - start)
 
 
 class Rates(NamedTuple):
@@ -371,28 +355,22 @@ def measure_pushes(size: Size, rounds: int, seconds: float) -> Rates:
     return Rates(*map(statistics.median, (bare, ours, ratios)))
 
 
-def measure_times(per_second: float, rounds: int, seconds: float) -> tuple[list[float], float, float, list[float]]:
-    """Latencies of pushes at ``per_second``; calls a second, many at once and one at a time; latencies of these."""
+def measure_times(per_second: float, rounds: int, seconds: float) -> tuple[list[float], float]:
+    """Latencies of pushes at ``per_second``, and calls a second with many at once."""
     latencies: list[float] = []
-    at_once: list[float] = []
-    alone: list[float] = []
-    call_latencies: list[float] = []
+    calls: list[float] = []
     size = SIZES["1k"]
     with tempfile.TemporaryDirectory(prefix="bench") as folder:
         directory = Path(folder)
         with helper("transport", "--receive", "node", directory, size.bytes):
             for _ in range(rounds):
                 latencies += trio.run(push_latencies, directory, size, per_second, seconds)
-                at_once.append(trio.run(call_times, directory, CALLS_AT_ONCE, seconds)[0])
-                rate, took = trio.run(call_times, directory, 1, seconds)
-                alone.append(rate)
-                call_latencies += took
-    return latencies, statistics.median(at_once), statistics.median(alone), call_latencies
+                calls.append(trio.run(calls_per_s, directory, CALLS_AT_ONCE, seconds))
+    return latencies, statistics.median(calls)
 
 
 def _ms(seconds: Sequence[float], share: float) -> float:
-    """The smallest time that at least ``share`` of all do not exceed."""
-    return 1000 * sorted(seconds)[max(0, math.ceil(share * len(seconds)) - 1)]
+    return 1000 * percentile(seconds, share)
 
 
 @dataclass(kw_only=True)
@@ -431,32 +409,19 @@ def main(options: Options) -> int:
             for rates, ratios in [(pushes[name], ", ".join(f"{run.ratio:.3g}" for run in measured[name]))]
         ],
     )
-    latencies, calls_per_s, calls_alone, call_latencies = measure_times(LOAD * pushes["1k"].ours, rounds, seconds)
+    latencies, calls = measure_times(LOAD * pushes["1k"].ours, rounds, seconds)
     rows = [
         (f"push of 1 KiB at {LOAD:.0%} load", LOAD * pushes["1k"].ours, _ms(latencies, 0.5), _ms(latencies, 0.99)),
-        ("call, one at a time", calls_alone, _ms(call_latencies, 0.5), _ms(call_latencies, 0.99)),
-        (f"call, {CALLS_AT_ONCE} at once", calls_per_s, math.nan, math.nan),
+        (f"call, {CALLS_AT_ONCE} at once", calls, math.nan, math.nan),
     ]
     print_table("latency; of a push, before send to the start of handle", ["what", "/s", "median ms", "p99 ms"], rows)
-    codec = {name: codec_rates(size, seconds) for name, size in SIZES.items()}
-    print_table(
-        "codec, one process",
-        ["message", "encode us", "decode us", "encode MB/s", "decode MB/s"],
-        [
-            [size.label, *(1e6 / rate for rate in codec[name]), *(rate * size.bytes / 1e6 for rate in codec[name])]
-            for name, size in SIZES.items()
-        ],
-    )
     print_figures(
         {
             "push_ratio_1m": pushes["1m"].ratio,
             "push_ratio_8k": pushes["8k"].ratio,
             "push_per_s_1k": pushes["1k"].ours,
             "push_p99_ms": _ms(latencies, 0.99),
-            "calls_per_s": calls_per_s,
-            "call_p99_ms": _ms(call_latencies, 0.99),
-            "codec_encode_mb_per_s": codec["8k"][0] * SIZES["8k"].bytes / 1e6,
-            "codec_decode_mb_per_s": codec["8k"][1] * SIZES["8k"].bytes / 1e6,
+            "calls_per_s": calls,
         }
     )
     return 0

@@ -11,6 +11,8 @@ modelled. The same file, seed and profile give the same table.
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
@@ -24,12 +26,13 @@ from benchmarks.command import Overrides, WrongOptions
 from benchmarks.reporting import print_figures, print_table
 from benchmarks.twin.plan import GENERATOR, plan_of
 from benchmarks.twin.profile import Profile, ProfileError, read_profile
-from benchmarks.twin.report import figures_of, warnings_of
 from benchmarks.twin.run import TwinRun, run_twin
 from benchmarks.twin.trace import TraceError
 
 PAPER = Path(__file__).with_name("twin") / "paper_size.toml"
 """A run of rStar2-Agent's size."""
+FULL = 0.05
+"""An executor whose places are all taken for a larger share of the makespan lets calls wait."""
 
 
 @dataclass
@@ -57,6 +60,8 @@ class Options:
 
 def main(options: Options) -> int:
     """Run the twin of each number of engines, and print the table."""
+    if options.steps < 1:
+        raise WrongOptions("--steps must be at least 1")
     file = topology_file(options.file)
     look_beside(file)
     try:
@@ -64,9 +69,7 @@ def main(options: Options) -> int:
         made = [
             simulated(file, profile, options, (f"actors.{GENERATOR}.replicas={number}",)) for number in options.engines
         ] or [simulated(file, profile, options)]
-    except TopologyError as error:
-        raise WrongOptions(str(error)) from error
-    except (ContractError, ProfileError, TraceError) as error:
+    except (TopologyError, ContractError, ProfileError, TraceError) as error:
         raise WrongOptions(str(error)) from error
     rows = [figures_of(each) for each in made]
     speeds = "measured" if profile.measured else "not measured here"
@@ -93,3 +96,29 @@ def simulated(file: Path, profile: Profile, options: Options, engines: tuple[str
     code = resolve("scheduling_policy", plan.policy)
     check_policy(called(plan.policy, lambda: code(**plan.policy_settings), "before the start", code))
     return run_twin(topology, plan, profile, seed=options.seed)
+
+
+def figures_of(made: TwinRun) -> dict[str, float]:
+    """The figures of a run, by the heading of their column. Shares are of the makespan."""
+    outcome, plan = made.outcome, made.plan
+    return {
+        "engines": len(made.engines),
+        "devices": plan.devices,
+        "step s": outcome.makespan_s / outcome.steps,
+        "tokens/s": outcome.tokens_per_s,
+        "engines idle": outcome.idle_share,
+        "learner idle": outcome.learner_idle_share,
+        "executor full": max((each.full_s for each in made.world.places.values()), default=0.0) / outcome.makespan_s,
+        "preempted": outcome.preempted_share,
+        "hits": outcome.hit_rate,
+        "staleness": statistics.fmean(outcome.staleness or (0,)),
+    }
+
+
+def warnings_of(made: TwinRun) -> Iterator[str]:
+    """Executors that let calls wait, unsafe decisions of the policy, and the warnings that actors logged."""
+    for executor, places in sorted(made.world.places.items()):
+        if (full := places.full_s / made.outcome.makespan_s) > FULL:
+            yield f"{executor}: its {places.count} places are all taken for {full:.1%} of the makespan; more are due"
+    for what, count in sorted((made.outcome.faults + made.warnings).items()):
+        yield f"{what}: {count:,} times"

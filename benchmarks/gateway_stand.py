@@ -375,9 +375,3 @@ async def stand(engine: Engine, folder: Path) -> AsyncIterator[Stand]:
             nursery.cancel_scope.cancel()
             mail.close()
             made.close()
-
-
-def resident(pid: int) -> float:
-    """MiB of memory that a process has."""
-    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20

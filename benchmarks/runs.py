@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import signal
@@ -187,8 +188,23 @@ async def running(
                 await process.wait()
 
 
-async def finished(file: Path, folder: Path, overrides: Sequence[str]) -> Run:
-    """The same, run to its end. Raises RunFailed."""
+def made(file: Path, folder: Path, overrides: Sequence[str]) -> None:
+    """Make a run and wait for its end, unless it is there already. A run that was cut goes on.
+
+    Raises RunFailed, also for a run that was made with other settings.
+    """
+    done = folder / "done.json"
+    if done.exists():
+        if json.loads(done.read_text()) != list(overrides):
+            raise RunFailed(f"{folder} holds a run that was made with other settings; choose another --out")
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    trio.run(finished, file, folder, overrides, math.inf)
+    done.write_text(json.dumps(list(overrides)))
+
+
+async def finished(file: Path, folder: Path, overrides: Sequence[str], seconds: float = RUN_SECONDS) -> Run:
+    """A run of `running` that came to its end. Raises RunFailed, also after so many seconds."""
     async with running(file, folder, overrides) as run:
-        await run.wait()
+        await run.wait(seconds)
         return run

@@ -7,7 +7,7 @@ A rank of the learner holds, at the peak of a step::
     peak:    logits, or one layer's backward pass                the larger one: logits are gone when layers begin
     process: libraries, compiled products, fragmentation         on a processor
 
-`agent-rl bench memory` compares the sum, with the host's rows, with what a learner's process takes. Left out is the
+docs/decisions/studies.md compares the sum, with the host's rows, with what a learner's process took. Left out is the
 host memory of processes that compute on a GPU.
 """
 

@@ -124,7 +124,7 @@ class TwinEngine:
         group, sample, shape = self._shape(name)
         rollout = self._rollouts.get(name)
         if rollout is None:
-            rollout = self._rollouts[name] = Rollout(name, group * (1 << 20) + sample, group, sample, shape)
+            rollout = self._rollouts[name] = Rollout(name, group * (1 << 20) + sample, group, shape)
         ends = list(accumulate((w + t for w, t in zip(shape.written, shape.tool_tokens, strict=False)), initial=0))
         rollout.turn = bisect_left(ends, context - shape.prompt)
         if rollout.turn >= len(ends) or ends[rollout.turn] != context - shape.prompt:

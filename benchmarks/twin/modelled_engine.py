@@ -25,55 +25,31 @@ class SimulationError(AssertionError):
 class Rollout:
     """A rollout: what it is, how far it is, and where. Compared and hashed by identity."""
 
-    __slots__ = (
-        "context",
-        "ends_at",
-        "engine",
-        "group",
-        "joined_at",
-        "left",
-        "name",
-        "number",
-        "prefix_on",
-        "sample",
-        "shape",
-        "started",
-        "turn",
-    )
+    __slots__ = ("context", "ends_at", "group", "joined_at", "left", "name", "number", "shape", "turn")
 
-    def __init__(self, name: str, number: int, group: int, sample: int, shape: Shape) -> None:
+    def __init__(self, name: str, number: int, group: int, shape: Shape) -> None:
         """``number`` orders rollouts that are otherwise alike; ``group`` is the group's number."""
         self.name = name
         self.number = number
         self.group = group
-        self.sample = sample
         self.shape = shape
         self.turn = 0
         self.context = shape.prompt
         """Tokens that the engine must hold before it goes on with the turn."""
         self.left = shape.written[0]
         """Tokens that the turn still writes; hidden from policies."""
-        self.engine = -1
-        """The number of the engine that the turn is placed on."""
-        self.prefix_on = -1
-        """The number of the engine that ran it last."""
         self.joined_at = -1
         self.ends_at = -1
         """Of the engine's step counter; -1 while it does not run."""
-        self.started = -1.0
 
 
 class ModelledEngine:
     """An engine. ``clock`` is the boundary of steps up to which it is computed: at or shortly after the present."""
 
-    def __init__(self, name: str, model: EngineModel, *, evicts_half: bool = False) -> None:
-        """``evicts_half``: a full cache evicts half of the running rollouts (the paper's baseline), else the newest."""
+    def __init__(self, name: str, model: EngineModel) -> None:
         self.name = name
         self.model = model
         self.clock = 0.0
-        self.stamp = 0
-        """Counts changes, so that an outdated event is recognised."""
-        self.open = True
         self.queue: deque[Rollout] = deque()
         self.rows: dict[Rollout, int] = {}
         """The running rollouts, oldest first, each with the steps that were made when it joined."""
@@ -94,7 +70,6 @@ class ModelledEngine:
         self._ends: list[tuple[int, int, int, Rollout]] = []
         self._admitted = 0
         self._groups: Counter[int] = Counter()
-        self._evicts_half = evicts_half
         self._room = int(model.kv_total * (1 - model.watermark))
 
     # Questions
@@ -201,25 +176,21 @@ class ModelledEngine:
             self._joined = self.steps
         self.queue.append(rollout)
 
-    def settle(self) -> list[Rollout]:
-        """Preempt what has no room and admit what has; returns the preempted rollouts, which are queued here first."""
-        preempted: list[Rollout] = []
-        self.stamp += 1
+    def settle(self) -> None:
+        """Preempt what has no room, the newest first, or admit what has. Who is preempted is first in the queue."""
         if self.rows and self._next_end() <= self.steps:
-            return preempted  # first the turn that has ended makes room, at the boundary
+            return  # first the turn that has ended makes room, at the boundary
+        before = self.preempted
         while self.rows and self._stop() < 1:
-            for _ in range(max(1, len(self.rows) // 2) if self._evicts_half else 1):
-                rollout, _ = self.rows.popitem()
-                self._leave(rollout, self.rows_since(rollout))
-                self.preempted += 1
-                self.preempted_tokens += rollout.context
-                self.queue.appendleft(rollout)
-                preempted.append(rollout)
-        if not preempted and self.queue and self._joins():
+            rollout, _ = self.rows.popitem()
+            self._leave(rollout, self.rows_since(rollout))
+            self.preempted += 1
+            self.preempted_tokens += rollout.context
+            self.queue.appendleft(rollout)
+        if self.preempted == before and self.queue and self._joins():
             self._joined = self.steps
             while self.queue and self._has_room():
                 self._admit(self.queue.popleft())
-        return preempted
 
     def rows_since(self, rollout: Rollout) -> int:
         """Tokens that the rollout wrote since it was admitted."""
@@ -307,4 +278,3 @@ class ModelledEngine:
                 self.clock += spent
                 self.busy += spent
                 self.prefilled += context
-        self.stamp += 1

@@ -7,25 +7,19 @@ not looked at: lengths of rollouts come from the profile.
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from agent_rl.config.algorithm import Algorithm
 from agent_rl.config.plugins import PluginError, resolve
 from agent_rl.config.topology import InitialiseModel, RlStage, Topology
 from agent_rl.models.hub import HubError, is_hub_name, metadata
 from benchmarks.twin.profile import Device, ModelSizes, Profile, ProfileError
-from benchmarks.twin.trace import (
-    EngineLife,
-    EngineModel,
-    LearnerModel,
-    Shape,
-    Trace,
-    TraceError,
-    check,
-)
-from benchmarks.twin.workload import draw_groups
+from benchmarks.twin.trace import EngineModel, LearnerModel, Shape, Trace, TraceError
 
 GENERATOR, LEARNER, SCHEDULER = "rollout_generator", "learner", "kv_scheduler"
 DEFAULT_POLICY, DEFAULT_ROLLOUTS = "sticky", 64
@@ -33,6 +27,8 @@ TORCH: dict[str, Any] = {"page": 1, "join_share": 1 / 8, "join_steps": 8}
 """The torch engine has no pages, and turns that wait join together (`actors.engines.torch.decode`)."""
 VLLM = {"vllm", "actors.engines.vllm:VllmEngine"}
 BYTES = {"float32": 4, "bfloat16": 2}
+LEAST_TOKENS = 16
+"""A turn writes at least so many tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,22 +73,22 @@ def plan_of(
     names = [f"{GENERATOR}.{number}" for number in range(len(topology.homes(GENERATOR)))]
     model = _engine_model(profile, sizes, topology, settings, width, where)
     groups, limit = _groups(profile, rl, algorithm, steps, seed, index)
+    if model.largest() < limit:
+        fault = f"a rollout of {limit} tokens (limit) does not fit"
+        raise TraceError(f"{where} with {profile.about}, engine, kv_total: {fault}")
     trace = Trace(
-        name=topology.run.name,
-        seed=seed,
-        source=profile.about,
         samples=algorithm.samples,
         groups_per_step=algorithm.groups_per_step,
         steps=len(groups) // algorithm.groups_per_step,
         max_staleness=algorithm.max_staleness,
         limit=limit,
-        engines=tuple(EngineLife(name, model) for name in names),
+        engines=tuple(names),
+        model=model,
         learner=_learner(profile, sizes, ranks, algorithm, settings),
         groups=groups,
-        opens_late=True,
     )
     name, own = _policy(topology, policy, where)
-    return Plan(check(trace, f"{where} with {profile.about}"), name, own, rl.name, ranks, width)
+    return Plan(trace, name, own, rl.name, ranks, width)
 
 
 def _stage(topology: Topology, name: str, where: str) -> tuple[int, RlStage, Algorithm]:
@@ -260,3 +256,54 @@ def _groups(
         max_turns=stage.max_turns,
     )
     return drawn, max(limit, of.prompt_tokens[1] + stage.max_response_tokens)
+
+
+def draw_groups(
+    profile: Profile, *, seed: int, groups: int, samples: int, max_response: int, max_turns: int
+) -> tuple[tuple[Shape, ...], ...]:
+    """So many groups of so many rollouts. ``max_response`` counts tokens of the model and of tools."""
+    of = profile.rollouts
+    random = np.random.default_rng([seed, groups, samples])
+    between, within = of.spread_between, of.spread_within
+    center = math.log(of.mean_tokens) - (between**2 + within**2) / 2
+    logs = center + between * random.standard_normal((groups, 1)) + within * random.standard_normal((groups, samples))
+    written = np.clip(np.exp(logs), LEAST_TOKENS, max_response).astype(int)
+    prompts = random.integers(of.prompt_tokens[0], of.prompt_tokens[1] + 1, groups)
+    most = min(of.most_calls, max_turns - 1)
+    calls = (
+        random.binomial(most, min(1.0, of.calls / most), (groups, samples)) if most else np.zeros(written.shape, int)
+    )
+    return tuple(
+        tuple(
+            _shape(
+                random,
+                profile,
+                int(prompts[group]),
+                int(written[group, sample]),
+                int(calls[group, sample]),
+                max_response,
+            )
+            for sample in range(samples)
+        )
+        for group in range(groups)
+    )
+
+
+def _shape(random: np.random.Generator, profile: Profile, prompt: int, written: int, calls: int, limit: int) -> Shape:
+    """A rollout that writes so many tokens over its turns, with calls between them."""
+    tools = profile.tools
+    calls = min(calls, written // LEAST_TOKENS, limit // (2 * tools.longest_tokens))
+    written = min(written, limit - calls * tools.longest_tokens)
+    cuts = np.sort(random.integers(1, written, calls)) if calls else np.zeros(0, int)
+    parts = np.diff(np.concatenate([[0], cuts, [written]]))
+    parts = parts[parts > 0]
+    calls = len(parts) - 1
+    seconds = np.minimum(tools.longest_s, random.lognormal(math.log(tools.median_s), tools.spread, calls))
+    results = random.lognormal(math.log(tools.median_tokens), tools.tokens_spread, calls)
+    tokens = np.minimum(tools.longest_tokens, np.ceil(results)).astype(int)
+    return Shape(
+        prompt,
+        tuple(int(part) for part in parts),
+        tuple(round(float(each), 4) for each in seconds),
+        tuple(int(count) for count in tokens),
+    )

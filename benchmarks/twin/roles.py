@@ -50,7 +50,7 @@ class Observed(Actor):
 
     async def handle(self, message: Any) -> Any:
         """Handle the message."""
-        self.world.observe(self.context.role, message)
+        self.world.observe(message)
         return await super().handle(message)
 
 
@@ -108,7 +108,7 @@ class TwinExecutor(Observed):
 
     async def handle(self, message: Any) -> Any:
         """Take the time of the call, and answer with the number of tokens that the model reads."""
-        self.world.observe(self.context.role, message)
+        self.world.observe(message)
         assert isinstance(message, ToolCall), "rollouts of the twin are judged where they end"
         turn = int(message.call.rpartition("/")[2].partition(".")[0]) - 1
         _, _, shape = self.world.shape(message.rollout)

@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from random import Random
 from typing import Any
 
 import trio
 
-from agent_rl.messages import (
-    GroupOpened,
-    PolicyVersion,
-    Problem,
-    RolloutRequest,
-    StepReady,
-    TrainingGroup,
-    Trajectory,
-)
+from agent_rl.messages import PolicyVersion, Problem, StepReady, TrainingGroup, Trajectory
 from benchmarks.twin.clock import sleep
 from benchmarks.twin.modelled_engine import ModelledEngine
 from benchmarks.twin.outcome import Outcome
@@ -72,13 +63,12 @@ class World:
         """``signal``: the share of groups whose rewards differ."""
         self.plan, self.trace = plan, plan.trace
         self.outcome = Outcome(plan.trace)
-        self.engines = {life.name: ModelledEngine(life.name, life.model) for life in plan.trace.engines}
+        self.engines = {name: ModelledEngine(name, plan.trace.model) for name in plan.trace.engines}
         self.places: dict[str, Places] = {}
         """Of each tool executor."""
         self.done = trio.Event()
         self._signal, self._seed = signal, seed
         self._group_policies: dict[str, PolicyVersion] = {}
-        self._ended: Counter[str] = Counter()
         self._numbers: dict[str, int] = {}
 
     # The trace
@@ -112,22 +102,11 @@ class World:
 
     # What happens
 
-    def observe(self, role: str, message: Any) -> None:
-        """An actor of this role is about to handle a message."""
-        now = trio.current_time()
-        outcome = self.outcome
+    def observe(self, message: Any) -> None:
+        """An actor is about to handle a message."""
         match message:
-            case GroupOpened():
-                outcome.opened(self.number(message.group), message.policy.version, now)
-            case RolloutRequest():
-                outcome.started(self.number(message.group), now)
-            case Trajectory() if role == "roc_filter":
-                outcome.ended(0)
-                self._ended[message.group] += 1
-                if self._ended[message.group] == self.trace.samples:
-                    outcome.group_ended(self.number(message.group), now)
             case TrainingGroup():
                 self._group_policies[message.group] = message.policy
             case StepReady():
                 lags = (message.version - self._group_policies.pop(group).version for group in message.groups)
-                outcome.staleness += tuple(lags)
+                self.outcome.staleness += tuple(lags)

@@ -41,6 +41,7 @@ from agent_rl.messages import (
 from agent_rl.rollout.episode import Episode, Strand
 from agent_rl.rollout.prompts import ChatFormat
 from agent_rl.scheduling.instructions import AskUnfinished, Assign, OpenGroup, Unwanted
+from agent_rl.scheduling.policies.base import EngineFacts, Placement, PlacementPolicy, WaitingTurn
 from agent_rl_contract import (
     ExecutorContract,
     FilterContract,
@@ -234,6 +235,39 @@ class CountsMoreCache(KVScheduler):
         await super().handle(message)
 
 
+class PlacesAtOnce(PlacementPolicy):
+    """Places each rollout as soon as it waits, on the engines in turn."""
+
+    def __init__(self) -> None:
+        self._engines: list[str] = []
+        self._waiting: list[str] = []
+
+    def engine_reported(self, facts: EngineFacts, now: float) -> None:
+        if facts.engine not in self._engines:
+            self._engines.append(facts.engine)
+
+    def engine_gone(self, engine: str, now: float) -> None:
+        self._engines.remove(engine)
+
+    engine_draining = engine_gone
+
+    def turn_waits(self, turn: WaitingTurn, now: float) -> None:
+        self._waiting.append(turn.rollout)
+
+    def rollout_dropped(self, rollout: str, now: float) -> None:
+        self._waiting = [each for each in self._waiting if each != rollout]
+
+    def turn_placed(self, rollout: str, engine: str, now: float) -> None:
+        self.rollout_dropped(rollout, now)
+
+    def decide(self, now: float) -> list[Placement]:
+        if not self._engines:
+            return []
+        waiting, self._waiting = self._waiting, []
+        self._engines.append(self._engines.pop(0))
+        return [Placement(each, self._engines[at % len(self._engines)]) for at, each in enumerate(waiting)]
+
+
 class ServesAnyEngine(KVScheduler):
     async def start(self) -> None:
         await super().start()
@@ -283,7 +317,7 @@ SCHEDULERS = [
 @pytest.mark.parametrize(
     ("actor", "policy", "said"),
     [
-        (KVScheduler, "benchmarks.scheduling.routers:RoundRobin", "rollouts at once in an engine of 2 rows"),
+        (KVScheduler, f"{__name__}:PlacesAtOnce", "rollouts at once in an engine of 2 rows"),
         (KVScheduler, "worst_case", "which fit at their longest"),
         (CountsMoreCache, "sticky", "than the cache"),
     ],

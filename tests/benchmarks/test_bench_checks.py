@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from agent_rl.environments.maths.rewards import answers_equal
-from benchmarks.answer_pairs import Pair
 from benchmarks.bench_checks import (
     DEFAULT_DATA,
+    GENERATED,
     SHORT_ANSWERS,
+    Pair,
     accuracy,
     judge,
     left_out,
@@ -38,16 +39,15 @@ def test_figures_are_the_last_line(tmp_path: Path, capsys: pytest.CaptureFixture
     rows = [{"answer": "5", "problem": "What is $2+3$?"}, {"answer": "x +", "problem": "?"}]
     (tmp_path / "eval/some.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     pairs.write_text("".join(json.dumps(pair) + "\n" for pair in PAIRS), encoding="utf-8")
-    generated = ["--near-misses", "200", "--equal-pairs", "100", "--seed", "5"]
-    assert call("checks", ["--quick", "--data", str(tmp_path), "--misses", *generated]) == 0
+    assert call("checks", ["--quick", "--data", str(tmp_path), "--misses"]) == 0
     figures = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert figures["equivalence_right"] == 0.5
     assert figures["equivalence_false_positives"] == 1
     assert (figures["golds"], figures["golds_read"], figures["copied_accepted"]) == (2, 0.5, 0)
     assert (figures["math_verify_right"], figures["math_verify_delimited_right"]) == (0.75, 0.5)
-    assert (figures["near_misses"], figures["equal_pairs"]) == (20, 10)
+    assert (figures["near_misses"], figures["equal_pairs"]) == (200, 200)
     assert figures["near_misses_accepted"] == 0
-    assert figures["equal_pairs_accepted"] == 1.0
+    assert figures["equal_pairs_accepted"] > 0.99
 
 
 @pytest.mark.slow
@@ -71,6 +71,15 @@ def test_accuracy_counts_misses_and_what_was_wrongly_accepted() -> None:
 )
 def test_generated_pairs_are_judged_as_rollouts_are(gold: str, prediction: str, verdict: bool) -> None:
     assert judge(Pair("", "", gold, prediction)) is verdict
+
+
+def test_generated_pairs_meet_the_bounds_of_the_checker() -> None:
+    """Every sixth pair: no near-miss is accepted, and 98 % of the equal pairs are."""
+    pairs = [Pair(*row) for row in read_rows(GENERATED)]
+    assert [pair for pair in pairs[:2000:6] if judge(pair) is not False] == []
+    equal = pairs[2000::6]
+    refused = [pair for pair in equal if not judge(pair)]
+    assert len(refused) <= 0.02 * len(equal), refused
 
 
 def test_a_fault_of_the_checker_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

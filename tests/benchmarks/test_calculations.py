@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -25,26 +24,22 @@ from agent_rl.rollout.prompts import ChatFormat
 from agent_rl.rollout.supervised import sequences
 from agent_rl_contract.builders import tool_call, trajectory
 from agent_rl_contract.stage import running, stand_ins
-from benchmarks import bench_end_to_end, bench_learner, bench_learning, bench_overlap, learner_tree
+from benchmarks import bench_end_to_end, bench_learner, bench_overlap, learner_tree
 from benchmarks.bench_end_to_end import Measured
-from benchmarks.bench_hostile import Heard
 from benchmarks.bench_learner import save_model
 from benchmarks.bench_learning import overlap_of
-from benchmarks.bench_roc import curves, make, reached
+from benchmarks.bench_roc import curves, reached
 from benchmarks.bench_throughput import limit
-from benchmarks.bench_transport import SIZES, Rates, Size, lowest, trajectories
-from benchmarks.command import Failure, call
+from benchmarks.bench_transport import SIZES, Size, trajectories
+from benchmarks.command import Failure
 from benchmarks.hostile import REACH, SHARES
 from benchmarks.in_process_tools import InProcessExecutor, Ran, run_python
 from benchmarks.learner_sides import Row, Setting, Spent, pad
 from benchmarks.peer_trl import Frame, InProcess, Isolated, Rewards, Spec, Tools, python_tool, shown
 from benchmarks.peer_trl import Setting as PeerSetting
-from benchmarks.rollout_models import RESPONSE_LIMIT, RESPONSE_MEDIAN, quickstart_model, save_writer, workload
+from benchmarks.rollout_models import quickstart_model, save_writer
 from benchmarks.rollout_sides import turns
-from benchmarks.runs import Run, RunFailed, Window, stage_rows, window
-from benchmarks.tool_loads import Step, report_steps
-from benchmarks.tool_processes import FAILING, NUMPY, PLAIN, SNIPPETS, SYMPY, Floor
-from benchmarks.tool_service import Call
+from benchmarks.runs import Run, RunFailed, Window, made, stage_rows, window
 from examples.quickstart.arithmetic import ArithmeticTasks
 from tests.actors.topologies import micro
 from tests.builders import opened, wanted
@@ -62,40 +57,7 @@ def test_messages_have_the_size_they_are_named_for_and_differ(size: Size) -> Non
         assert size_of(encode(message)) == pytest.approx(size.bytes, rel=0.02)
 
 
-def test_the_run_that_flatters_the_links_least_is_told() -> None:
-    slow_pyzmq = Rates(1685, 3121, 1.83)
-    assert lowest([slow_pyzmq, Rates(4424, 3141, 0.71), Rates(4100, 3034, 0.74)]) == Rates(4424, 3141, 0.71)
-
-
 # learning -------------------------------------------------------------------------------------------------------------
-
-
-def test_learning_tells_medians_over_the_seeds(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    asked: list[tuple[str, Sequence[str]]] = []
-
-    def run(file: Path, _directory: Path, overrides: Sequence[str]) -> dict[str, Any]:
-        asked.append((file.name, overrides))
-        guard = {"guard.updates": 110, "guard.false_alarms": 0}
-        success = {"success_x_greedy": len(asked) / 10, "success_x_greedy_low": 0.0, "success_x_greedy_high": 1.0}
-        return {**success, **guard, "minutes": 3.0, "minutes_rl": 2.0, "mean_staleness": None, "overlap": 1}
-
-    monkeypatch.setattr(bench_learning, "run", run)
-    assert (
-        call("learning", ["doors", "--seeds", "3", "--first-seed", "4", "--mode", "synchronous", "--set", "a=1"]) == 0
-    )
-    assert asked == [("doors.toml", [f"run.seed={seed}", "run.mode=synchronous", "a=1"]) for seed in (4, 5, 6)]
-    assert json.loads(capsys.readouterr().out.splitlines()[-1]) == {
-        "seeds": 3,
-        "overlap": 3,
-        "guard.updates": 330,
-        "guard.false_alarms": 0,
-        "success_x_greedy_median": 0.2,
-        "minutes_median": 3.0,
-        "minutes_rl_median": 2.0,
-        "mean_staleness_median": None,
-    }
 
 
 def write_journal(folder: Path, groups: Sequence[tuple[str, str]]) -> Path:
@@ -140,9 +102,9 @@ def test_the_reached_value_is_the_mean_of_the_late_steps() -> None:
 
 def test_a_sweep_goes_on_where_it_stopped_and_refuses_other_settings(tmp_path: Path) -> None:
     (tmp_path / "done.json").write_text('["a=1"]')
-    make(tmp_path, ["a=1"])
+    made(tmp_path, tmp_path, ["a=1"])
     with pytest.raises(RunFailed, match="made with other settings"):
-        make(tmp_path, ["a=2"])
+        made(tmp_path, tmp_path, ["a=2"])
 
 
 # hostile --------------------------------------------------------------------------------------------------------------
@@ -157,12 +119,6 @@ def test_the_attacks_are_many_and_no_two_are_the_same() -> None:
         for code in (attack.code, attack.accomplice, attack.victim):
             assert "{{" not in code
             compile(code, attack.name, "exec")
-
-
-def test_the_p95_of_few_calls() -> None:
-    assert Heard([0.1] * 96 + [2.0] * 4).p95 == pytest.approx(0.1)
-    assert Heard([3.0]).p95 == 3.0
-    assert Heard().p95 == 0.0
 
 
 # runs, throughput and overlap -----------------------------------------------------------------------------------------
@@ -339,15 +295,6 @@ def test_rows_are_padded_on_the_right_and_trained_on_responses_alone() -> None:
 # rollout --------------------------------------------------------------------------------------------------------------
 
 
-def test_workloads_are_functions_of_their_seed_and_as_long_as_they_say() -> None:
-    assert workload(64, "log-normal", 3).prompts == workload(64, "log-normal", 3).prompts
-    assert workload(64, "log-normal", 3).prompts != workload(64, "log-normal", 4).prompts
-    lengths = workload(4000, "log-normal", 0).lengths
-    assert np.median(lengths) == pytest.approx(RESPONSE_MEDIAN, rel=0.05)
-    assert 0.02 < np.mean(lengths == RESPONSE_LIMIT) < 0.06
-    assert set(workload(8, "equal", 0).lengths) == {round(RESPONSE_MEDIAN * np.exp(0.32))}
-
-
 def test_turns_of_a_trajectory_are_what_the_model_wrote_and_all_before_it() -> None:
     made = trajectory(opened(), tokens=7)  # the fourth token is a tool's
     assert turns(made) == [([0, 1, 2], 3), ([0, 1, 2, 5, 6, 7, 8], 3)]
@@ -370,42 +317,6 @@ def test_the_writer_writes_calls_and_answers(tmp_path: Path) -> None:
 
 
 # tools ----------------------------------------------------------------------------------------------------------------
-
-
-def test_the_mix_of_snippets_has_its_shares() -> None:
-    assert len(set(SNIPPETS)) >= 40
-    assert [len(kind) / len(SNIPPETS) for kind in (PLAIN, SYMPY, NUMPY, FAILING)] == [0.45, 0.30, 0.10, 0.15]
-
-
-def test_the_floor_runs_what_it_is_given_and_tells_what_failed() -> None:
-    calls = [(code, ()) for code in ("print(1)", "1 / 0", "x = [0] * 10**6")]
-    with Floor([()], at_once=2) as floor:
-        seconds, failed = floor.run(calls)
-        own = floor.own_seconds(calls)
-    assert (failed, seconds > 0) == (1, True)
-    assert own["x = [0] * 10**6"] > own["print(1)"] > 0
-
-
-def test_45000_concurrent_calls_need_follows_from_the_highest_rate_below_a_second(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("os.cpu_count", lambda: 2)
-    rows = {50: [0.1] * 98 + [0.8] * 2, 80: [0.2] * 98 + [0.9] * 2, 90: [0.3] * 98 + [1.5] * 2}
-
-    def steps(percents: Sequence[int]) -> list[Step]:
-        calls = {
-            percent: [Call((0.0, 0.0, each, 0.0), "success", "") for each in rows[percent]] for percent in percents
-        }
-        return [Step(percent, 2.0 * percent, each) for percent, each in calls.items()]
-
-    figures = report_steps(steps([50, 80, 90]), executor_ms=0.5)
-    assert [figures[f"linked_p{share}_ms_at_80"] for share in (50, 95, 99)] == [200.0, 200.0, 900.0]
-    assert figures["linked_rate_per_core_p99_below_1s"] == 80.0
-    assert figures["linked_cores_for_45000"] == 563
-    assert figures["linked_executors_for_45000"] == 282
-    assert figures["linked_executor_processes_at_least"] == 23
-    unknown = report_steps(steps([90]), executor_ms=0.5)
-    assert unknown["linked_executors_for_45000"] is unknown["linked_cores_for_45000"] is None
 
 
 # end_to_end -----------------------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from agent_rl.config.addresses import run_digest
 from agent_rl.config.load import load_topology
 from agent_rl.records.audit import Audit, audit
 from agent_rl.records.journal import Journal
+from benchmarks.chaos import host
 
 SECONDS = 150
 """A whole run takes about 15 s on two free cores, most of it importing torch; the machine may be busy."""
@@ -199,18 +200,7 @@ def process_of_actor(path: Path, actor: str) -> int:
 
 def family(pid: int) -> set[int]:
     """The process and everything it has started, however far down."""
-    parents: dict[int, int] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue
-            parents[int(entry.name)] = int(fields[1])
-    found = {pid}
-    while more := {child for child, parent in parents.items() if parent in found} - found:
-        found |= more
-    return found
+    return set(host.family(pid))
 
 
 def children_named(pid: int, name: str) -> list[int]:

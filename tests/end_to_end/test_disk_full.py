@@ -7,8 +7,16 @@ from pathlib import Path
 import pytest
 
 from agent_rl.records.checkpoint_files import read_position
-from agent_rl.records.journal import Journal
-from tests.end_to_end.processes import balanced, finish, processes_of, rows, start, steps_trained, wait_for
+from tests.end_to_end.processes import (
+    balanced,
+    finish,
+    journal_of,
+    processes_of,
+    rows,
+    start,
+    steps_trained,
+    wait_for,
+)
 from tests.end_to_end.topologies import write_half_right
 from tests.full_disk import fill, small_disk
 
@@ -18,11 +26,8 @@ STEPS = 400
 
 def trained(directory: Path) -> dict[str, int]:
     """The step of every trained group."""
-    journal = Journal(directory / "journal.sqlite", read_only=True)
-    try:
+    with journal_of(directory) as journal:
         return {group: step.version for step in journal.steps() if step.trained for group in step.groups}
-    finally:
-        journal.close()
 
 
 @pytest.mark.slow

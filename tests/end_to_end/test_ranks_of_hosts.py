@@ -15,6 +15,7 @@ import pytest
 
 from agent_rl.records.audit import audit
 from tests.end_to_end.processes import SECONDS, balanced
+from tests.end_to_end.test_ranks import restarts
 from tests.end_to_end.topologies import write_micro
 from tests.machines import Machine, machines, skip_without
 from transport import CurveKeys
@@ -91,11 +92,6 @@ def trained(directory: Path) -> bytes:
     """The weights at the end of the supervised stage."""
     (saved,) = (directory / "checkpoints").glob("version-000001-stage-01")
     return (saved / "model.safetensors").read_bytes()
-
-
-def restarts(said: str) -> list[str]:
-    """The lines that say why the learner is started again."""
-    return [line for line in said.splitlines() if "learner.0" in line and "starting it again" in line]
 
 
 @pytest.mark.slow

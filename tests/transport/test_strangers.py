@@ -15,8 +15,8 @@ import pytest
 import trio
 import zmq
 
-from benchmarks.hostile.strangers import SOURCE, WORST_MIB, connect_strangers, strangers_mib
 from tests.transport.contract.base import ContractBase, Item, Question, Recorder
+from tests.transport.strangers import SOURCE, WORST_MIB, connect_strangers, strangers_mib
 from tests.transport.test_zeromq import free_port
 from transport import CurveKeys, Limits, MalformedFrames, Unauthenticated, ZmqNetwork
 from transport.curve import STRANGERS

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -76,9 +75,7 @@ class Obedient(ScriptedEngine):
         pytest.param(THINKING, "template", marks=pytest.mark.slow, id="thinking"),
     ],
 )
-async def test_our_gateway_passes_every_trap(
-    tmp_path: Path, template: str, prompt: str, record_property: Callable[[str, object], None]
-) -> None:
+async def test_our_gateway_passes_every_trap(tmp_path: Path, template: str, prompt: str) -> None:
     chat = chat_of(template, prompt)
     token = trio.lowlevel.current_trio_token()
 
@@ -117,7 +114,6 @@ async def test_our_gateway_passes_every_trap(
         results = await trio.to_thread.run_sync(checks)
         nursery.cancel_scope.cancel()
     passed = sum(each.outcome == "passed" for each in results)
-    record_property("traps_passed", passed)
     wrong = [each for each in results if each.outcome == "failed"]
     assert not wrong, table(wrong)
     assert passed > 100

@@ -15,10 +15,10 @@ from actors.roc_filter.replay import decode_stored
 from agent_rl.observe.report import html, read_page, samples, write_report
 from agent_rl.observe.words import visible
 from agent_rl.records import retention
-from benchmarks.browser import CHROMIUM, SECONDS, Browser
 from tests.agent_rl.observe.hostile_run import AWAY, TEXTS, hostile_run, sent
 from tests.agent_rl.observe.test_report import Parts
 from tests.agent_rl.records.report_runs import SyntheticRun, strings
+from tests.browser import CHROMIUM, SECONDS, Browser
 
 NAMES = ("<img src=x onerror=window.ran=1>", "__proto__")
 """Names of two run directories that differ in their settings."""

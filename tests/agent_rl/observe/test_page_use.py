@@ -16,11 +16,11 @@ from agent_rl.figures import TrainingFigures
 from agent_rl.groups.statistics import RolloutFigures
 from agent_rl.messages import Branch, ToolCallRecord
 from agent_rl.observe.report import write_report
-from benchmarks.browser import CHROMIUM, Browser
 from tests import builders
 from tests.agent_rl.observe.hostile_run import HostileRun
 from tests.agent_rl.observe.test_report_browser import OPENED, STATUS, TOO_WIDE, choose
 from tests.agent_rl.records.report_runs import RL, judgement, trajectory
+from tests.browser import CHROMIUM, Browser
 
 AXE = Path(__file__).parents[3] / ".venv-clients" / "node_modules" / "axe-core" / "axe.min.js"
 pytestmark = pytest.mark.skipif(

@@ -13,9 +13,9 @@ import pytest
 from actors.roc_filter.replay import decode_stored
 from agent_rl.observe.report import write_report
 from agent_rl.observe.words import visible
-from benchmarks.browser import CHROMIUM, SECONDS, Browser
 from tests.agent_rl.observe.test_report import HOSTILE
 from tests.agent_rl.records.report_runs import AFTER, BEFORE, RL, SFT, SyntheticRun
+from tests.browser import CHROMIUM, SECONDS, Browser
 
 pytestmark = pytest.mark.skipif(
     CHROMIUM is None, reason="no Chromium here to look at the page with; install the package chromium"

@@ -11,7 +11,6 @@ from actors.cli.main import main
 from agent_rl.config.load import load_topology
 from agent_rl.models.hub import HubError
 from benchmarks.bench_twin import PAPER
-from benchmarks.scheduling.traces import learner, mi300x
 from benchmarks.twin import plan
 from benchmarks.twin.plan import TORCH, Plan, engine_on, plan_of
 from benchmarks.twin.profile import FOLDER, ProfileError, names, read_profile
@@ -36,14 +35,14 @@ def test_engines_learner_and_rule_are_the_topologys() -> None:
         "algorithm.max_staleness=2",
     )
     trace = plan.trace
-    assert [engine.name for engine in trace.engines] == [f"rollout_generator.{number}" for number in range(3)]
-    assert {engine.model.kv_total for engine in trace.engines} == {500_000}
+    assert trace.engines == tuple(f"rollout_generator.{number}" for number in range(3))
+    assert trace.model.kv_total == 500_000
     assert (trace.samples, trace.groups_per_step, trace.steps, trace.max_staleness) == (4, 4, 2, 2)
     assert (plan.policy, plan.devices) == ("sticky", 3 * 4 + 20)
     assert trace.learner.kept == 0.5
     assert not trace.learner.kv_kept, "vLLM recomputes after an update unless told otherwise"
     assert planned("actors.rollout_generator.settings.engine_settings.kv_on_update=keep").trace.learner.kv_kept
-    own = "benchmarks.scheduling.routers:Margin"
+    own = "agent_rl.scheduling.policies.worst_case:WorstCase"
     assert planned(f"actors.kv_scheduler.settings.policy={own}").policy == own
     assert planned(policy="worst_case").policy == "worst_case"
 
@@ -52,20 +51,24 @@ def test_engines_have_the_habits_of_their_kind() -> None:
     from actors.engines.torch.decode import PREFILL_SHARE, PREFILL_WAIT_STEPS
 
     assert TORCH == {"page": 1, "join_share": PREFILL_SHARE, "join_steps": PREFILL_WAIT_STEPS}
-    model = planned("actors.rollout_generator.settings.engine=torch").trace.engines[0].model
+    model = planned("actors.rollout_generator.settings.engine=torch").trace.model
     assert {name: getattr(model, name) for name in TORCH} == TORCH
-    assert planned().trace.engines[0].model.page == 16
+    assert planned().trace.model.page == 16
 
 
-def test_an_engine_by_the_profile_is_that_of_the_traces() -> None:
+def test_seconds_of_an_engine_and_of_the_learner_follow_from_the_data_sheet() -> None:
     profile = read_profile("mi300x")
     assert profile.device is not None
     assert profile.model is not None
-    for width in (1, 4):
-        built, known = engine_on(profile.device, profile.model, 2, width, 512 * width, None), mi300x(width)
-        for field in ("kv_total", "max_rollouts", "step_s", "row_s", "context_s", "prefill_s", "prefill_context_s"):
-            assert getattr(built, field) == pytest.approx(getattr(known, field)), field
-    assert planned().trace.learner.tokens_per_s == pytest.approx(learner(20).tokens_per_s)
+    weights, kv_bytes, bandwidth, flops = 29.6e9, 163_840, 0.6 * 5.3e12, 0.35 * 1307e12
+    for width, reached in ((1, 1.0), (4, 0.85 * 4)):
+        built = engine_on(profile.device, profile.model, 2, width, 512 * width, None)
+        assert built.kv_total == int((0.9 * 192e9 * width - weights) / kv_bytes)
+        assert built.step_s == pytest.approx(3e-3 + weights / (bandwidth * reached))
+        assert built.row_s == built.prefill_s == pytest.approx(2 * 14.8e9 / (flops * reached))
+        assert built.context_s == pytest.approx(kv_bytes / (bandwidth * reached))
+        assert built.prefill_context_s == pytest.approx(4 * 40 * 5120 / (flops * reached))
+    assert planned().trace.learner.tokens_per_s == pytest.approx(20 * flops / (8 * 14.8e9))
 
 
 def test_sizes_are_those_of_the_topologys_own_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,6 +131,7 @@ def test_the_command_has_a_row_for_each_number_of_engines_and_refuses_in_one_lin
     for arguments, said in (
         (["--profile", "none.toml"], "there is no profile none.toml"),
         (["--stage", "sft"], "there is no rl stage sft"),
+        (["--steps", "0"], "--steps must be at least 1"),
         (["--policy", "mine"], "settings.policy: "),
         (
             ["--policy", "agent_rl.environments.maths:Maths"],
@@ -136,7 +140,7 @@ def test_the_command_has_a_row_for_each_number_of_engines_and_refuses_in_one_lin
         (["--set", "actors.rollout_generator.settings.kv_tokens=1000"], "kv_total: a rollout of 30600 tokens"),
         (["--set", "algorithm.samples=x"], "algorithm.samples: "),
     ):
-        assert main(["bench", "twin", "--steps", "1", *overrides, *arguments]) == 2
+        assert main(["bench", "twin", *overrides, *arguments]) == 2
         lines_said = capsys.readouterr().err.splitlines()
         assert len(lines_said) == 1
         assert said in lines_said[0]

@@ -18,13 +18,12 @@ from actors.engines.base import EngineError, TurnRequest
 from actors.learner.model import Saving, TrainedModel
 from agent_rl.config.load import load_topology
 from agent_rl.messages import PolicyVersion
-from benchmarks.bench_twin import PAPER
+from benchmarks.bench_twin import PAPER, figures_of, warnings_of
 from benchmarks.twin.clock import VirtualClock
 from benchmarks.twin.engine import TwinEngine
 from benchmarks.twin.modelled_engine import ModelledEngine
 from benchmarks.twin.plan import plan_of
 from benchmarks.twin.profile import read_profile
-from benchmarks.twin.report import figures_of, warnings_of
 from benchmarks.twin.roles import ModelledModel
 from benchmarks.twin.run import TwinRun, run_twin
 from benchmarks.twin.tokens import CALLS, LENGTH, RIGHT, STOP, array_length, written

@@ -7,12 +7,10 @@ import json
 import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agent_rl.gateway.dialects import DIALECTS
-
-if TYPE_CHECKING:
-    from benchmarks.gateway_stand import Answer
+from benchmarks.gateway_stand import Answer
 
 _FUNCTION = {"name": "f", "description": "Does it.", "parameters": {"type": "object", "properties": {}}}
 _CHAT = [
@@ -91,30 +89,14 @@ _PATHS = (
     *("/?a=b", "/v1/models/agent-rl", "/favicon.ico", "http://gateway/v1/models", "/" + "p" * 9000, "/inference/v1/"),
 )
 _LINES = (
-    *(
-        "GET",
-        "GET /v1/models",
-        "GET /v1/models HTTP/9.9",
-        "GET /v1/models HTTP/1",
-        "\x16\x03\x01\x02\x00\x01",
-        "\x00" * 50,
-    ),
-    *(
-        "PRI * HTTP/2.0",
-        "GET /v1/models HTTP/1.1 x",
-        "GET  / HTTP/1.1",
-        "GET /v1/models\xa0HTTP/1.1",
-        "SSH-2.0-OpenSSH",
-    ),
+    *("GET", "GET /v1/models", "GET /v1/models HTTP/9.9", "GET /v1/models HTTP/1", "PRI * HTTP/2.0", "\x00" * 50),
+    *("\x16\x03\x01\x02\x00\x01", "GET /v1/models HTTP/1.1 x", "GET  / HTTP/1.1", "GET /v1/models\xa0HTTP/1.1"),
+    "SSH-2.0-OpenSSH",
     *("POST /v1/\xff\xfe HTTP/1.1", "\t"),
 )
 _CHUNKS = (
-    b"zz\r\n",
-    b"-1\r\n\r\n",
-    b"3\r\nabcd\r\n0\r\n\r\n",
-    b"f" * 30 + b"\r\n",
+    *(b"zz\r\n", b"-1\r\n\r\n", b"3\r\nabcd\r\n0\r\n\r\n", b"f" * 30 + b"\r\n", b"\r\n\r\n"),
     b"5\r\nhello\r\n0\r\n\r\n",
-    b"\r\n\r\n",
 )
 
 

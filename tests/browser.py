@@ -1,4 +1,4 @@
-"""A headless Chromium, driven by its DevTools protocol: for tests and benchmarks of the page of a run."""
+"""A headless Chromium, driven by its DevTools protocol: for tests of the page of a run."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Strangers at an inbox on TCP: the memory that clients without the key take from its process.
 
-``python -m benchmarks.hostile.strangers ADDRESS KEYS`` is the node that they attack.
+``python -m tests.transport.strangers ADDRESS KEYS`` is the node that they attack.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def strangers_mib() -> float:
         probe.close()
         keys = Path(folder) / "keys"
         CurveKeys.generate().save(keys)
-        command = [sys.executable, "-m", "benchmarks.hostile.strangers", f"tcp://{HOST}:{port}", str(keys)]
+        command = [sys.executable, "-m", "tests.transport.strangers", f"tcp://{HOST}:{port}", str(keys)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as node:
             assert node.stdout is not None
             try:
@@ -109,7 +109,8 @@ async def _serve(address: str, keys: str) -> None:
     node = Node("node", network, Registry(), incarnation=0, on_event=lambda _: None)
     async with trio.open_nursery() as nursery:
         await nursery.start(node.run, _ignore)
-        print("ready", flush=True)
+        sys.stdout.write("ready\n")
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -311,8 +311,8 @@ def _swapped(pair: Pair) -> Logits:
 
 
 def _trained_wrongly(pair: Pair) -> list[TrainingSequence]:
-    decode = pair.model._decode  # noqa: SLF001 - the fault
-    pair.model._decode = lambda position_ids, **more: decode(position_ids=2 * position_ids, **more)  # noqa: SLF001
+    decode = pair.model._decode
+    pair.model._decode = lambda position_ids, **more: decode(position_ids=2 * position_ids, **more)
     return pair.rollouts(plain(pair.engine))
 
 
