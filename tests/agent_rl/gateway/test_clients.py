@@ -146,13 +146,6 @@ def test_chat_completions() -> None:
     assert added.choices[0].finish_reason == "tool_calls"
 
 
-def test_several_choices_of_a_stream() -> None:
-    served = Served(given(choice("ab"), choice("c")), (part("a"), part("c", choice=1)))
-    with served.openai.chat.completions.stream(model="m", messages=HELLO, n=2) as stream:
-        added = stream.get_final_completion()
-    assert [each.message.content for each in added.choices] == ["ab", "c"]
-
-
 def test_responses() -> None:
     served = Served()
     tool = {"type": "function", "name": "look", "parameters": {}, "strict": False}
@@ -232,15 +225,3 @@ def test_a_stream_that_breaks_off_is_an_error() -> None:
         list(served.anthropic.messages.create(model="m", max_tokens=9, messages=HELLO, stream=True))
     last = list(served.openai.responses.create(model="m", input="hi", stream=True))[-1]
     assert (last.type, last.response.error.message) == ("response.failed", "so")
-
-
-def test_an_unknown_key_is_named_to_the_client() -> None:
-    with pytest.raises(openai.BadRequestError, match="unknown key 'tempo'") as caught:
-        Served().openai.chat.completions.create(model="m", messages=HELLO, extra_body={"tempo": 1})
-    assert caught.value.param == "tempo"
-
-
-def test_the_model_is_listed_for_both_clients() -> None:
-    served = Served()
-    assert [each.id for each in served.openai.models.list()] == ["m"]
-    assert [each.id for each in served.anthropic.models.list()] == ["m"]
