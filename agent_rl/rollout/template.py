@@ -84,11 +84,6 @@ class TemplateFormat(ChatFormat):
         return [replace(call, id="") for call in calls if isinstance(call, ParsedCall)] == [PROBE_CALL]
 
     @classmethod
-    def calls(cls, text: str) -> tuple[AnyCall, ...]:
-        """The tool calls in a turn of the model, in order."""
-        raise NotImplementedError
-
-    @classmethod
     def demonstration(cls, messages: Sequence[dict[str, str]]) -> Sequence[dict[str, str]]:
         """Task sources put responses between tags into messages of the user; here their role is ``tool``."""
         shown: list[dict[str, str]] = []
@@ -248,19 +243,9 @@ class TemplateFormat(ChatFormat):
 
 
 class TaggedCalls(TemplateFormat):
-    """Templates of Qwen and Hermes."""
+    """Templates of Qwen and Hermes: `ChatFormat` reads these calls."""
 
     layout = '<tool_call>{"name": ..., "arguments": {...}}</tool_call>'
-
-    @classmethod
-    def calls(cls, text: str) -> tuple[AnyCall, ...]:
-        """The JSON objects between tags."""
-        return parse_calls(text)
-
-    @classmethod
-    def certain(cls, text: str) -> int:
-        """What comes before a tag."""
-        return certain(text)
 
 
 class ListedCalls(TemplateFormat):

@@ -153,28 +153,31 @@ print(said["content"].strip(), "[DONE]" in reply.read().decode())
 """
 
 
-async def test_a_program_whose_reply_was_cut_is_started_again_and_goes_on_with_its_turns(tmp_path: Path) -> None:
-    (tmp_path / "starts").write_text("")
+@pytest.mark.parametrize("lost", [True, False])
+async def test_a_program_whose_reply_was_cut_goes_on_with_its_turns_where_a_gateway_was_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: bool
+) -> None:
+    """One that cuts a reply by itself is judged: else it could get rid of a losing rollout."""
+    monkeypatch.setattr(harness, "SILENT_SECONDS", harness.SILENT_SECONDS if lost else 0.5)
+    starts = tmp_path / "starts"
+    starts.write_text("")
     async with stand(tmp_path, lambda number, _: f"turn {number} " * 40) as at:
-        run, episode = harnessed(
-            at, isolation="off", command=(sys.executable, "-c", CUT, str(tmp_path / "starts")), seconds=60
-        )
+        run, episode = harnessed(at, isolation="off", command=(sys.executable, "-c", CUT, str(starts)), seconds=60)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(run)
-            while (tmp_path / "starts").read_text() != "x":  # noqa: ASYNC110 - the program writes the file
-                await trio.sleep(0.05)
-            await trio.sleep(1.5)  # it has left: a gateway that is lost is known later
-            at.generator.peer_changed(PeerReplaced("gateway.0", 1))
-        assert (tmp_path / "starts").read_text() == "xx"
-        assert (episode.ended, episode.turns, [len(each) for each in at.engine.written.values()]) == (
-            "finished",
-            2,
-            [2],
-        )
+            if lost:
+                while starts.read_text() != "x":  # noqa: ASYNC110 - the program writes the file
+                    await trio.sleep(0.05)
+                await trio.sleep(1.5)  # it has left: a gateway that is lost is known later
+                at.generator.peer_changed(PeerReplaced("gateway.0", 1))
         outcome = outcome_of(episode.transcript)
         assert outcome is not None
-        assert (outcome.status, outcome.output) == ("status 0", "turn 1 " * 40 + "True\n")
-        assert trained(episode) == written(at)
+        found = starts.read_text(), episode.ended, outcome.status
+        assert found == (("xx", "finished", "status 0") if lost else ("x", "finished", "status 1"))
+        if lost:
+            assert (episode.turns, [len(each) for each in at.engine.written.values()]) == (2, [2])
+            assert outcome.output == "turn 1 " * 40 + "True\n"
+            assert trained(episode) == written(at)
 
 
 @pytest.mark.parametrize(
@@ -195,20 +198,6 @@ def test_programs_begin_no_sessions_beside_those_of_users(
     (said,) = Gateway.check(topology, Gateway.Settings(session_key=key)) or [""]
     assert said.startswith(fault)
     assert bool(said) == bool(fault)
-
-
-async def test_a_program_that_cuts_a_reply_by_itself_is_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else it could get rid of a losing rollout."""
-    monkeypatch.setattr(harness, "SILENT_SECONDS", 0.5)
-    (tmp_path / "starts").write_text("")
-    async with stand(tmp_path, lambda number, _: f"turn {number} " * 40) as at:
-        run, episode = harnessed(
-            at, isolation="off", command=(sys.executable, "-c", CUT, str(tmp_path / "starts")), seconds=60
-        )
-        await run()
-        outcome = outcome_of(episode.transcript)
-        assert outcome is not None
-        assert ((tmp_path / "starts").read_text(), episode.ended, outcome.status) == ("x", "finished", "status 1")
 
 
 ASK = """
