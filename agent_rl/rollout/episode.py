@@ -42,7 +42,7 @@ from agent_rl.messages import (
     TurnObserved,
     TurnPlace,
 )
-from agent_rl.rollout.completed import answered, chain_fault, checksum, prompt_check, runs_of, token_by_token
+from agent_rl.rollout.completed import chain_fault, checksum, prompt_check, runs_of, token_by_token
 from agent_rl.rollout.parsing import AnyCall, MalformedCall
 from agent_rl.rollout.prompts import ChatFormat
 
@@ -506,8 +506,7 @@ class Episode:
             self._texts.append(self.text_of(turn.written))
             self._records.extend(turn.calls)
             self._replies.extend(turn.replies)
-            tokens, policies = answered(turn)
-            strand.append(tokens, np.zeros(len(tokens), dtype=np.float32), policies, mask=0)
+            self._append_given(turn.answer.tolist(), turn.policy)
             self.tool_states.update(turn.tool_states)
             self.state, self.seconds = turn.state, turn.seconds
             self._completed(turn)

@@ -103,25 +103,16 @@ class TemplateFormat(ChatFormat):
             if role == "tool":
                 given = list(_tool_messages([turn["content"] for turn in given], self._named(given, calls)))
             for turn in given if role == "assistant" else ():
-                calls = [
-                    _with_id(
-                        replace(
-                            call, name=self.spelt(call.name), arguments=self._spelt_json(call.arguments, "assistant")
-                        ),
-                        number,
-                    )
-                    for number, call in enumerate(turn["calls"])
-                ]
+                calls = [_with_id(self._spelt_call(call), number) for number, call in enumerate(turn["calls"])]
                 turn |= {**_assistant(without_calls(turn["content"]).strip(), calls), "calls": calls}
             shown += given
         return shown, self._spelt_json(list(tools), "system")
 
+    def _spelt_call(self, call: ParsedCall) -> ParsedCall:
+        return replace(call, name=self.spelt(call.name), arguments=self._spelt_json(call.arguments, "assistant"))
+
     def _turn_tokens(self, content: str) -> list[int]:
-        calls = [
-            replace(call, name=self.spelt(call.name), arguments=self._spelt_json(call.arguments, "assistant"))
-            for call in parse_calls(content)
-            if isinstance(call, ParsedCall)
-        ]
+        calls = [self._spelt_call(call) for call in parse_calls(content) if isinstance(call, ParsedCall)]
         if not calls:
             return super()._turn_tokens(content)
         text = content.partition(OPENING)[0].strip()

@@ -201,34 +201,33 @@ async def checked(run: Run, kept: int, at: str = "rollout_generator.0") -> list[
     return trajectories
 
 
-async def test_a_rollout_goes_on_at_a_restarted_generator_from_its_last_complete_turn(
-    tmp_path: Path, model: Path
+@pytest.mark.parametrize(
+    ("options", "second", "kept"),
+    [
+        pytest.param({}, {"incarnation": 2}, 2, id="it is restarted"),
+        pytest.param({"replicas": 2}, {"replica": 1}, 2, id="there is another"),
+        pytest.param({"generator": {"keep_turns": False}}, {"incarnation": 2}, 0, id="no turns are kept"),
+    ],
+)
+async def test_a_rollout_whose_generator_is_lost_goes_on_from_its_last_complete_turn(
+    tmp_path: Path, model: Path, options: dict[str, Any], second: dict[str, int], kept: int
 ) -> None:
-    async with a_run(tmp_path, model) as run, run.scheduler() as scheduler:
+    async with a_run(tmp_path, model, **options) as run, run.scheduler() as scheduler:
         async with run.generator():
             await run.turn(3)
             first = run.engines[0].written
-            assert scheduler.status()[1].scheduler.kept_mib > 0
+            assert (scheduler.status()[1].scheduler.kept_mib > 0) == bool(kept)
         run.publish(4)
-        async with run.generator(2):
-            for made in await checked(run, 2):
-                before = [token for turn in first[made.rollout] for token in turn]
+        async with run.generator(**second):
+            for made in await checked(run, kept, f"rollout_generator.{second.get('replica', 0)}"):
+                before = [token for turn in first[made.rollout][:kept] for token in turn]
                 assert made.unpack().tokens[made.unpack().loss_mask == 1].tolist()[: len(before)] == before
-                states = [call.state for call in run.stage["tool_executor"].log if call.rollout == made.rollout and not call.ends]  # fmt: skip
-                assert [len(json.loads(state or b"[]")) for state in states] == [0, 1, 2]
-        assert run.turns == 2 * 4 + 2  # those under way once more
-        assert {len(each.tokens) for each in run.engines[1].requests[:2]} == {len(each.tokens) for each in run.engines[0].requests[-2:]}  # fmt: skip
-        assert scheduler.status()[1].scheduler.kept_mib == 0
-
-
-async def test_a_rollout_goes_on_at_another_generator_when_its_own_is_lost(tmp_path: Path, model: Path) -> None:
-    async with a_run(tmp_path, model, replicas=2) as run, run.scheduler() as scheduler:
-        async with run.generator():
-            await run.turn(3)
-        run.publish(4)
-        async with run.generator(replica=1):
-            await checked(run, 2, "rollout_generator.1")
-        assert run.turns == 2 * 4 + 2
+                calls = [call for call in run.stage["tool_executor"].log if call.rollout == made.rollout]
+                states = [len(json.loads(call.state or b"[]")) for call in calls if not call.ends]
+                assert states == [0, 1, *[0, 1, 2][kept:]]
+        assert run.turns == 2 * (4 + 3 - kept)  # those under way once more
+        longest = max(len(each.tokens) for each in run.engines[0].requests)
+        assert not kept or {len(each.tokens) for each in run.engines[1].requests[:2]} == {longest}
         figures = scheduler.status()[1].scheduler
         assert (figures.rollouts_moved, figures.kept_mib) == (2, 0)
 
@@ -356,16 +355,6 @@ async def test_a_generator_that_leaves_sends_its_turns_first(tmp_path: Path, mod
             await nursery.start(run.until, last, run.generator(replica=1))
             await checked(run, 2, "rollout_generator.1")
             last.set()
-
-
-async def test_without_turns_that_are_kept_a_rollout_starts_again(tmp_path: Path, model: Path) -> None:
-    async with a_run(tmp_path, model, generator={"keep_turns": False}) as run, run.scheduler():
-        async with run.generator():
-            await run.turn(3)
-        run.publish(4)
-        async with run.generator(2):
-            await checked(run, 0)
-        assert run.turns == 2 * (4 + 3)
 
 
 async def test_an_environments_answers_and_its_snapshot_go_on(tmp_path: Path, model: Path) -> None:
