@@ -187,34 +187,27 @@ def test_messages() -> None:
     assert counted.input_tokens == len(PROMPT)
 
 
-def test_a_context_that_overflows_ends_the_request() -> None:
-    served = Served(refusal="overflow")
-    with pytest.raises(openai.BadRequestError, match="maximum context length") as caught:
+CONCLUDED = ("ConflictError", "rollout concluded", "rollout concluded")
+
+
+@pytest.mark.parametrize(
+    ("refusal", "headers", "error", "requests"),
+    [
+        ("overflow", {}, ("BadRequestError", "maximum context length", "prompt is too long"), 2),
+        ("busy", {}, ("APIStatusError", "so", "so"), 4),
+        ("failed", {}, ("APIStatusError", "so", "so"), 4),
+        ("ended", {}, CONCLUDED, 4),
+        ("ended", {"x-should-retry": "false"}, CONCLUDED, 2),
+    ],
+)
+def test_how_clients_take_a_refusal_and_whether_they_ask_again(refusal, headers, error, requests) -> None:
+    served = Served(refusal=refusal, headers=headers)
+    kind, of_openai, of_anthropic = error
+    with pytest.raises(getattr(openai, kind), match=of_openai):
         served.openai.chat.completions.create(model="m", messages=HELLO)
-    assert caught.value.code == "context_length_exceeded"
-    with pytest.raises(anthropic.BadRequestError, match="prompt is too long"):
+    with pytest.raises(getattr(anthropic, kind), match=of_anthropic):
         served.anthropic.messages.create(model="m", max_tokens=9, messages=HELLO)
-    assert served.requests == 2
-
-
-@pytest.mark.parametrize("refusal", ["busy", "failed"])
-def test_what_may_pass_is_tried_again(refusal) -> None:
-    served = Served(refusal=refusal)
-    with pytest.raises(openai.APIStatusError):
-        served.openai.responses.create(model="m", input="hi")
-    with pytest.raises(anthropic.APIStatusError):
-        served.anthropic.messages.create(model="m", max_tokens=9, messages=HELLO)
-    assert served.requests == 4
-
-
-def test_clients_repeat_a_request_to_a_rollout_that_is_over_unless_a_header_forbids_it() -> None:
-    for headers, requests in (({}, 4), ({"x-should-retry": "false"}, 2)):
-        served = Served(refusal="ended", headers=headers)
-        with pytest.raises(openai.ConflictError, match="rollout concluded"):
-            served.openai.chat.completions.create(model="m", messages=HELLO)
-        with pytest.raises(anthropic.ConflictError, match="rollout concluded"):
-            served.anthropic.messages.create(model="m", max_tokens=9, messages=HELLO)
-        assert served.requests == requests
+    assert served.requests == requests
 
 
 def test_a_stream_that_breaks_off_is_an_error() -> None:
