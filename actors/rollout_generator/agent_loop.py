@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import trio
@@ -45,47 +45,46 @@ def sequence_name(rollout: str, strand: Strand) -> str:
     return f"{rollout}+{strand.number}" if strand.number else rollout
 
 
-class Watch(Protocol):
+class Watch:
     """Sees a turn while it is written, and may cut it: then ``cut_at`` is set and ``scope`` cancelled."""
 
-    scope: trio.CancelScope
-    listens: bool
+    listens = True
     """Whether `wrote` is to be called while the turn is written; `ended` is called in any case."""
-    cut_at: str
-    """The stop string that was found."""
-    failure: Exception | None
-    """Why the turn cannot be read, if it cannot; then ``scope`` is cancelled, too."""
+
+    def __init__(self, chat: ChatFormat) -> None:
+        self.scope = trio.CancelScope()
+        self.cut_at = ""
+        """What the turn was cut at: a stop string, or the end of a call."""
+        self.failure: Exception | None = None
+        """Why the turn cannot be read, if it cannot; then ``scope`` is cancelled, too."""
+        self._chat = chat
+        self._unfolding = Unfolding(chat)
+        self._unfolding.text = chat.prefill
+        self._told: list[tuple[Int32Vector, Float32Vector, Int32Matrix]] = []
+        self._count = 0
+        """Tokens that were told."""
 
     def began(self, prompt: Sequence[int]) -> None:
         """The engine is asked to go on from these tokens."""
 
     def wrote(self, tokens: Int32Vector, logprobs: Float32Vector, policies: Int32Matrix) -> None:
         """As `TurnRequest.wrote`."""
+        raise NotImplementedError
 
     def ended(self, tokens: Int32Vector, logprobs: Float32Vector, policies: Int32Matrix) -> None:
         """The whole turn, of which an engine may have told a part or nothing."""
+        rest = slice(self._count, None)
+        self.wrote(tokens[rest], logprobs[rest], policies[rest])
 
     @property
     def turn(self) -> tuple[Int32Vector, Float32Vector, Int32Matrix]:
-        """What was told of a turn that was cut, at least one token."""
+        """What was told, at least one token: of a turn that was cut, all up to its end."""
+        tokens, logprobs, policies = zip(*self._told, strict=True)
+        return np.concatenate(tokens), np.concatenate(logprobs), np.concatenate(policies)
 
 
-class Ending:
+class Ending(Watch):
     """Ends a turn at the token that makes a call complete, in formats where that ends it. Later tokens are dropped."""
-
-    listens = True
-    failure: Exception | None = None
-
-    def __init__(self, chat: ChatFormat) -> None:
-        self.scope = trio.CancelScope()
-        self.cut_at = ""
-        self._chat = chat
-        self._unfolding = Unfolding(chat)
-        self._unfolding.text = chat.prefill
-        self._told: list[tuple[Int32Vector, Float32Vector, Int32Matrix]] = []
-
-    def began(self, prompt: Sequence[int]) -> None:
-        """Nothing is made of it."""
 
     def wrote(self, tokens: Int32Vector, logprobs: Float32Vector, policies: Int32Matrix) -> None:
         """Look at each token."""
@@ -93,6 +92,7 @@ class Ending:
             if self.cut_at or self.failure:
                 return
             self._told.append((tokens[place - 1 : place], logprobs[place - 1 : place], policies[place - 1 : place]))
+            self._count += 1
             before = len(self._unfolding.text)
             self._unfolding.add([token])
             near = self._unfolding.text[max(0, before - len(self._chat.closing)) :]
@@ -103,17 +103,6 @@ class Ending:
                 self.failure = error
         if self.cut_at or self.failure:
             self.scope.cancel()
-
-    def ended(self, tokens: Int32Vector, logprobs: Float32Vector, policies: Int32Matrix) -> None:
-        """What the engine has not told."""
-        rest = slice(len(self._told), None)
-        self.wrote(tokens[rest], logprobs[rest], policies[rest])
-
-    @property
-    def turn(self) -> tuple[Int32Vector, Float32Vector, Int32Matrix]:
-        """All up to the end."""
-        tokens, logprobs, policies = zip(*self._told, strict=True)
-        return np.concatenate(tokens), np.concatenate(logprobs), np.concatenate(policies)
 
 
 class AgentLoop:

@@ -470,7 +470,7 @@ class RolloutGenerator(Actor):
     def _turn_written(self, episode: Episode, started: float, written: Written) -> None:
         """A turn of an agent at the gateway is there."""
         seconds = self.context.now() - started
-        self._kept.completed(episode, episode.complete_at(written.strand, written.place, written.given, seconds))
+        self._kept.completed(episode, episode.complete(seconds, written.strand, written.place, written.given))
 
     async def _report_load(self) -> None:
         while True:

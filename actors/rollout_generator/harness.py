@@ -27,7 +27,7 @@ import structlog
 import trio
 
 from actors.rollout_generator.agent_loop import AgentLoop, EnvironmentFaultError, TaskFaultError
-from actors.rollout_generator.tool_calls import ToolsUnavailableError
+from actors.rollout_generator.tool_calls import ToolsUnavailableError, first_of
 from actors.sandbox.isolation.control_groups import ControlGroups, control_groups
 from actors.sandbox.isolation.jail import WORK, Jail
 from actors.sandbox.isolation.levels import outer_users, visible
@@ -130,7 +130,7 @@ class Harnesses:
                     try:
                         outcome = await self._run(environment, episode, key, folder, rollout.over)
                     except* (StartError, OSError) as errors:
-                        outcome = HarnessOutcome(str(_first(errors)), lost=bool(episode.turns))
+                        outcome = HarnessOutcome(str(first_of(errors)), lost=bool(episode.turns))
                 well = episode.turns and not outcome.failed
                 if not well:  # a connection breaks before anybody says why
                     with trio.move_on_after(SILENT_SECONDS if rollout.cut else WORD_SECONDS):
@@ -174,7 +174,7 @@ class Harnesses:
             try:
                 outcome = await self._run(environment, episode, "", folder, None)
             except* (StartError, OSError) as errors:
-                outcome = HarnessOutcome("", check_status=str(_first(errors)))
+                outcome = HarnessOutcome("", check_status=str(first_of(errors)))
         if outcome.lost:
             raise ToolsUnavailableError(outcome.status)
         if found := fault():
@@ -374,11 +374,6 @@ def _by_proxy(url: str) -> dict[str, str]:
     """Variables by which clients of HTTP ask the relay, but for the gateway itself."""
     found = {"HTTP_PROXY": url, "HTTPS_PROXY": url, "NO_PROXY": "127.0.0.1,localhost"}
     return found | {name.lower(): value for name, value in found.items()}
-
-
-def _first(errors: BaseExceptionGroup[Exception]) -> Exception:
-    error = errors.exceptions[0]
-    return _first(error) if isinstance(error, BaseExceptionGroup) else error
 
 
 def _filled(part: str, values: Mapping[str, str]) -> str:

@@ -25,7 +25,8 @@ import numpy as np
 import trio
 
 from actors.engines.base import EngineError
-from actors.rollout_generator.tool_calls import ToolsUnavailableError
+from actors.rollout_generator.agent_loop import Watch
+from actors.rollout_generator.tool_calls import ToolsUnavailableError, first_of
 from actors.rollout_generator.turns import NoRoom, RolloutOver, TurnWriter
 from agent_rl.config.hidden import without
 from agent_rl.config.plugins import ContractError
@@ -38,7 +39,6 @@ from agent_rl.rollout.prompts import LONG_TEXT, PromptError
 from agent_rl.rollout.said import (
     GatewaySpeech,
     Spoken,
-    Unfolding,
     messages_of,
     said_by_others,
     said_in,
@@ -121,31 +121,19 @@ class _Ask:
         return self.parts
 
 
-class _Watch:
+class _Watch(Watch):
     """Sees one turn being written: tells parts of it, and cuts it at a stop string."""
 
     def __init__(self, chat: ChatFormat, ask: _Ask, choice: int, stop: Sequence[str], *, listens: bool = True) -> None:
         """``listens``: parts are wanted while the turn is written."""
-        self.scope = trio.CancelScope()
-        self.cut_at = ""
-        """The stop string that was found; empty: none."""
-        self.failure: Exception | None = None
-        self._chat, self._ask, self._choice, self._stop = chat, ask, choice, stop
+        super().__init__(chat)
+        self._ask, self._choice, self._stop = ask, choice, stop
         self.listens = listens or bool(stop)
-        self._told: list[tuple[Int32Vector, Float32Vector, Int32Matrix]] = []
-        self._count = self._known = 0
-        """Tokens that were told, and how many pieces of them were read."""
-        self._unfolding = Unfolding(chat)
-        self._unfolding.text = chat.prefill
+        self._known = 0
+        """How many pieces of what was told were read."""
         self._shown = Spoken("")
         self._whole: Spoken | None = None
         ask.watches.append(self)
-
-    @property
-    def turn(self) -> tuple[Int32Vector, Float32Vector, Int32Matrix]:
-        """All that was told."""
-        tokens, logprobs, policies = zip(*self._told, strict=True)
-        return np.concatenate(tokens), np.concatenate(logprobs), np.concatenate(policies)
 
     def began(self, prompt: Sequence[int]) -> None:
         """The prompt; of several turns of a request it is the same."""
@@ -179,11 +167,6 @@ class _Watch:
             if whole.content != self._shown.content or whole.reasoning != self._shown.reasoning:
                 none = np.zeros(0, dtype=np.int32)
                 self._part(whole, none, none.astype(np.float32))
-
-    def ended(self, tokens: Int32Vector, logprobs: Float32Vector, policies: Int32Matrix) -> None:
-        """What the engine has not told."""
-        rest = slice(self._count, None)
-        self.wrote(tokens[rest], logprobs[rest], policies[rest])
 
     def finished(self, spoken: Spoken) -> None:
         """The whole turn, with the text that was held back."""
@@ -485,7 +468,7 @@ class ServedRollout:
         except* PromptError as error:
             refusal = "request", str(error.exceptions[0])
         except* (EngineError, ContractError, ToolsUnavailableError) as error:
-            self.failure = self.failure or _first(error)
+            self.failure = self.failure or first_of(error)
             refusal = "failed", str(self.failure)
             self.over.set()
         if refusal is not None:
@@ -545,12 +528,6 @@ def _shown(record: ToolCallRecord) -> str:
     """A call that was run here, for people."""
     call = f"{record.tool}({json.dumps(record.arguments, ensure_ascii=False)})" if record.tool else "a malformed call"
     return f"{call}\n{record.response.rstrip()}\n"
-
-
-def _first(group: BaseExceptionGroup[Exception]) -> Exception:
-    """An error in a group of groups."""
-    error = group.exceptions[0]
-    return _first(error) if isinstance(error, BaseExceptionGroup) else error
 
 
 def _choice(said: Spoken, tokens: Int32Vector, logprobs: Float32Vector, *, stopped: bool, cut_at: str) -> Choice:

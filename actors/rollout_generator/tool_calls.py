@@ -37,6 +37,12 @@ class ToolsUnavailableError(Exception):
     """No executor could run a call: a failure of the infrastructure, not of the model."""
 
 
+def first_of(errors: BaseExceptionGroup[Exception]) -> Exception:
+    """An error in a group of groups."""
+    error = errors.exceptions[0]
+    return first_of(error) if isinstance(error, BaseExceptionGroup) else error
+
+
 @dataclass(frozen=True, slots=True)
 class ToolResponse:
     """The text that the model reads of a call, and the outcome. ``cut``: the text was longer."""

@@ -8,7 +8,7 @@ from zlib import crc32
 
 import numpy as np
 
-from agent_rl.messages import CompletedTurn, Int32Matrix, Int32Vector
+from agent_rl.messages import CompletedTurn, Int32Matrix
 
 
 def prompt_check(prompt: Sequence[int]) -> int:
@@ -69,9 +69,3 @@ def _sound(turn: CompletedTurn) -> bool:
     runs, count = turn.policies, len(turn.written)
     fits = len(turn.logprobs) == count > 0 and runs.shape[1:] == (3,)
     return fits and bool((runs[:, 2] > 0).all()) and int(runs[:, 2].sum()) == count
-
-
-def answered(turn: CompletedTurn) -> tuple[Int32Vector, Int32Matrix]:
-    """The tokens of a turn's answer [g], and their policies [g, 2]."""
-    policy = np.array([[turn.policy.epoch, turn.policy.version]], dtype=np.int32)
-    return turn.answer, np.tile(policy, (len(turn.answer), 1))

@@ -42,7 +42,7 @@ from agent_rl.messages import (
     TurnObserved,
     TurnPlace,
 )
-from agent_rl.rollout.completed import answered, chain_fault, checksum, prompt_check, runs_of, token_by_token
+from agent_rl.rollout.completed import chain_fault, checksum, prompt_check, runs_of, token_by_token
 from agent_rl.rollout.parsing import AnyCall, MalformedCall
 from agent_rl.rollout.prompts import ChatFormat
 
@@ -414,42 +414,31 @@ class Episode:
         policies = np.tile(np.array([[policy.epoch, policy.version]], dtype=np.int32), (count, 1))
         strand.append(np.array(added, dtype=np.int32), np.zeros(count, dtype=np.float32), policies, mask=0)
 
-    def complete(self, seconds: float) -> CompletedTurn:
-        """The last turn, which was answered and did not end the rollout. ``seconds`` of this generator have passed."""
-        strand = self._first
-        before = self.completed[-1].after if self.completed else prompt_check(strand.shared)
-        calls, replies, states = self._complete
-        arrays = (strand.parts[-2], strand.logprobs[-2], runs_of(strand.policies[-2]), strand.parts[-1])
-        changed = {name: state for name, state in self.tool_states.items() if states.get(name) != state}
-        written, logprobs, policies, answer = arrays
-        made = CompletedTurn(
-            number=self.turns,
-            before=before,
-            after=checksum(before, arrays, self.state, changed),
-            written=written,
-            logprobs=logprobs,
-            policies=policies,
-            answer=answer,
-            policy=self._answered_under,
-            calls=tuple(self._records[calls:]),
-            replies=tuple(self._replies[replies:]),
-            state=self.state,
-            tool_states=changed,
-            seconds=self.seconds + seconds,
-        )
-        self._completed(made)
-        return made
+    def complete(
+        self,
+        seconds: float,
+        strand: Strand | None = None,
+        place: TurnPlace | None = None,
+        given: Sequence[int] = (),
+    ) -> CompletedTurn:
+        """The last turn, which was answered and did not end the rollout. ``seconds`` of this generator have passed.
 
-    def complete_at(self, strand: Strand, place: TurnPlace, given: Sequence[int], seconds: float) -> CompletedTurn:
-        """The last turn, of an agent at the gateway, which was written in this strand after the tokens ``given``."""
-        before = self.completed[-1].after if self.completed else prompt_check(())
-        calls, replies, _ = self._complete
-        answer = np.array(given, dtype=np.int32)
-        written, logprobs, policies = strand.parts[-1], strand.logprobs[-1], runs_of(strand.policies[-1])
-        made = CompletedTurn(
+        With a ``place``, the turn is of an agent at the gateway, which wrote it in this strand after the tokens
+        ``given``.
+        """
+        strand = strand or self._first
+        calls, replies, states = self._complete
+        if place is None:
+            last, prompt, answer, state = -2, strand.shared, strand.parts[-1], self.state
+            changed = {name: made for name, made in self.tool_states.items() if states.get(name) != made}
+        else:
+            last, prompt, answer, state, changed = -1, [], np.array(given, dtype=np.int32), b"", {}
+        before = self.completed[-1].after if self.completed else prompt_check(prompt)
+        written, logprobs, policies = strand.parts[last], strand.logprobs[last], runs_of(strand.policies[last])
+        turn = CompletedTurn(
             number=self.turns,
             before=before,
-            after=checksum(before, (written, logprobs, policies, answer), b"", {}),
+            after=checksum(before, (written, logprobs, policies, answer), state, changed),
             written=written,
             logprobs=logprobs,
             policies=policies,
@@ -457,13 +446,13 @@ class Episode:
             policy=self._answered_under,
             calls=tuple(self._records[calls:]),
             replies=tuple(self._replies[replies:]),
-            state=b"",
-            tool_states={},
+            state=state,
+            tool_states=changed,
             seconds=self.seconds + seconds,
             place=place,
         )
-        self._completed(made)
-        return made
+        self._completed(turn)
+        return turn
 
     def resume_at(self, turns: Sequence[CompletedTurn]) -> str:
         """As `resume`, with turns of an agent at the gateway."""
@@ -517,8 +506,7 @@ class Episode:
             self._texts.append(self.text_of(turn.written))
             self._records.extend(turn.calls)
             self._replies.extend(turn.replies)
-            tokens, policies = answered(turn)
-            strand.append(tokens, np.zeros(len(tokens), dtype=np.float32), policies, mask=0)
+            self._append_given(turn.answer.tolist(), turn.policy)
             self.tool_states.update(turn.tool_states)
             self.state, self.seconds = turn.state, turn.seconds
             self._completed(turn)

@@ -84,11 +84,6 @@ class TemplateFormat(ChatFormat):
         return [replace(call, id="") for call in calls if isinstance(call, ParsedCall)] == [PROBE_CALL]
 
     @classmethod
-    def calls(cls, text: str) -> tuple[AnyCall, ...]:
-        """The tool calls in a turn of the model, in order."""
-        raise NotImplementedError
-
-    @classmethod
     def demonstration(cls, messages: Sequence[dict[str, str]]) -> Sequence[dict[str, str]]:
         """Task sources put responses between tags into messages of the user; here their role is ``tool``."""
         shown: list[dict[str, str]] = []
@@ -108,25 +103,16 @@ class TemplateFormat(ChatFormat):
             if role == "tool":
                 given = list(_tool_messages([turn["content"] for turn in given], self._named(given, calls)))
             for turn in given if role == "assistant" else ():
-                calls = [
-                    _with_id(
-                        replace(
-                            call, name=self.spelt(call.name), arguments=self._spelt_json(call.arguments, "assistant")
-                        ),
-                        number,
-                    )
-                    for number, call in enumerate(turn["calls"])
-                ]
+                calls = [_with_id(self._spelt_call(call), number) for number, call in enumerate(turn["calls"])]
                 turn |= {**_assistant(without_calls(turn["content"]).strip(), calls), "calls": calls}
             shown += given
         return shown, self._spelt_json(list(tools), "system")
 
+    def _spelt_call(self, call: ParsedCall) -> ParsedCall:
+        return replace(call, name=self.spelt(call.name), arguments=self._spelt_json(call.arguments, "assistant"))
+
     def _turn_tokens(self, content: str) -> list[int]:
-        calls = [
-            replace(call, name=self.spelt(call.name), arguments=self._spelt_json(call.arguments, "assistant"))
-            for call in parse_calls(content)
-            if isinstance(call, ParsedCall)
-        ]
+        calls = [self._spelt_call(call) for call in parse_calls(content) if isinstance(call, ParsedCall)]
         if not calls:
             return super()._turn_tokens(content)
         text = content.partition(OPENING)[0].strip()
@@ -248,19 +234,9 @@ class TemplateFormat(ChatFormat):
 
 
 class TaggedCalls(TemplateFormat):
-    """Templates of Qwen and Hermes."""
+    """Templates of Qwen and Hermes: `ChatFormat` reads these calls."""
 
     layout = '<tool_call>{"name": ..., "arguments": {...}}</tool_call>'
-
-    @classmethod
-    def calls(cls, text: str) -> tuple[AnyCall, ...]:
-        """The JSON objects between tags."""
-        return parse_calls(text)
-
-    @classmethod
-    def certain(cls, text: str) -> int:
-        """What comes before a tag."""
-        return certain(text)
 
 
 class ListedCalls(TemplateFormat):

@@ -41,7 +41,6 @@ from agent_rl_contract.scripted import LOGPROB, ScriptedEngine
 from agent_rl_contract.stage import Stage, running, stand_ins
 from examples.quickstart.arithmetic import Arithmetic
 from tests import builders
-from tests.actors.simulated_run import in_virtual_time
 from tests.actors.test_rollout_generator import ANSWER, NOTEBOOK, model
 from tests.actors.topologies import micro
 
@@ -173,12 +172,14 @@ async def a_run(folder: Path, model: Path, *, entry: EnvironmentEntry | None = N
         }
     )
     (folder / "model").symlink_to(model)
-    async with stand_ins(topology, "kv_scheduler", "rollout_generator", concurrency={"tool_executor": 8}) as run.stage:
-        run.stage["tool_executor"].reply = reply
-        nothing = GroupsUnfinished(0, 0, ())
-        run.stage["roc_filter"].reply = lambda asked: nothing if isinstance(asked, UnfinishedGroups) else None
-        run.publish(3)
-        yield run
+    with trio.fail_after(3600):
+        async with stand_ins(topology, "kv_scheduler", "rollout_generator", concurrency={"tool_executor": 8}) as stage:
+            run.stage = stage
+            stage["tool_executor"].reply = reply
+            nothing = GroupsUnfinished(0, 0, ())
+            stage["roc_filter"].reply = lambda asked: nothing if isinstance(asked, UnfinishedGroups) else None
+            run.publish(3)
+            yield run
 
 
 @pytest.fixture(autouse=True)
@@ -186,95 +187,83 @@ def with_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Arithmetic, "tools", (notebook,))
 
 
-def check(made: Trajectory, turns: int, kept: int) -> None:
-    """A rollout of the notebook: whole, its first ``kept`` turns by version 3 and the others by version 4."""
-    assert (made.status, made.turns, made.attempt) == ("finished", turns, 0)
-    assert made.transcript.texts == (*(NOTEBOOK.replace("CODE", cell) for cell in CELLS), ANSWER)
-    assert [(call.turn, call.response) for call in made.transcript.calls][1:] == [(2, "41"), (3, "42")]
-    assert np.all(made.unpack().logprobs == np.where(made.unpack().loss_mask == 1, np.float32(LOGPROB), np.float32(0)))
-    starts = np.flatnonzero(np.diff(made.unpack().loss_mask.astype(np.int8), prepend=0) == 1)
-    by_turn = [int(made.unpack().policies[start, 1]) for start in starts]
-    assert by_turn == [3] * kept + [4] * (turns - kept)
+async def checked(run: Run, kept: int, at: str = "rollout_generator.0") -> list[Trajectory]:
+    """Both rollouts of the notebook, whole: the first ``kept`` of four turns by version 3 and the others by version 4."""
+    trajectories = await run.trajectories()
+    for made in trajectories:
+        assert (made.status, made.turns, made.attempt, made.generator) == ("finished", 4, 0, at)
+        assert made.transcript.texts == (*(NOTEBOOK.replace("CODE", cell) for cell in CELLS), ANSWER)
+        assert [(call.turn, call.response) for call in made.transcript.calls][1:] == [(2, "41"), (3, "42")]
+        body = made.unpack()
+        assert np.all(body.logprobs == np.where(body.loss_mask == 1, np.float32(LOGPROB), np.float32(0)))
+        starts = np.flatnonzero(np.diff(body.loss_mask.astype(np.int8), prepend=0) == 1)
+        assert [int(body.policies[start, 1]) for start in starts] == [3] * kept + [4] * (4 - kept)
+    return trajectories
 
 
-def test_a_rollout_goes_on_at_a_restarted_generator_from_its_last_complete_turn(tmp_path: Path, model: Path) -> None:
-    async def main() -> None:
-        async with a_run(tmp_path, model) as run, run.scheduler() as scheduler:
-            async with run.generator():
-                await run.turn(3)
-                first = run.engines[0].written
-                assert scheduler.status()[1].scheduler.kept_mib > 0
+@pytest.mark.parametrize(
+    ("options", "second", "kept"),
+    [
+        pytest.param({}, {"incarnation": 2}, 2, id="it is restarted"),
+        pytest.param({"replicas": 2}, {"replica": 1}, 2, id="there is another"),
+        pytest.param({"generator": {"keep_turns": False}}, {"incarnation": 2}, 0, id="no turns are kept"),
+    ],
+)
+async def test_a_rollout_whose_generator_is_lost_goes_on_from_its_last_complete_turn(
+    tmp_path: Path, model: Path, options: dict[str, Any], second: dict[str, int], kept: int
+) -> None:
+    async with a_run(tmp_path, model, **options) as run, run.scheduler() as scheduler:
+        async with run.generator():
+            await run.turn(3)
+            first = run.engines[0].written
+            assert (scheduler.status()[1].scheduler.kept_mib > 0) == bool(kept)
+        run.publish(4)
+        async with run.generator(**second):
+            for made in await checked(run, kept, f"rollout_generator.{second.get('replica', 0)}"):
+                before = [token for turn in first[made.rollout][:kept] for token in turn]
+                assert made.unpack().tokens[made.unpack().loss_mask == 1].tolist()[: len(before)] == before
+                calls = [call for call in run.stage["tool_executor"].log if call.rollout == made.rollout]
+                states = [len(json.loads(call.state or b"[]")) for call in calls if not call.ends]
+                assert states == [0, 1, *[0, 1, 2][kept:]]
+        assert run.turns == 2 * (4 + 3 - kept)  # those under way once more
+        longest = max(len(each.tokens) for each in run.engines[0].requests)
+        assert not kept or {len(each.tokens) for each in run.engines[1].requests[:2]} == {longest}
+        figures = scheduler.status()[1].scheduler
+        assert (figures.rollouts_moved, figures.kept_mib) == (2, 0)
+
+
+async def test_a_generator_may_be_killed_in_every_turn(tmp_path: Path, model: Path) -> None:
+    async with a_run(tmp_path, model) as run, run.scheduler():
+        for incarnation in range(1, 5):
+            async with run.generator(incarnation):
+                await run.turn(1, engine=incarnation)
+                if incarnation == 4:
+                    await run.trajectories()
+        assert run.turns == 2 * (4 + 3)
+
+
+async def test_a_restarted_scheduler_gets_the_turns_of_running_rollouts_again(tmp_path: Path, model: Path) -> None:
+    gate = trio.Event()
+    async with a_run(tmp_path, model, gate=gate) as run, trio.open_nursery() as nursery:
+        first, second = trio.Event(), trio.Event()
+        await nursery.start(run.until, first, run.generator())
+        async with run.scheduler():
+            await run.turn(2)
+        rollouts = run.unfinished()
+        async with run.scheduler(2) as scheduler:
+            while not hasattr(scheduler, "_scheduler"):  # noqa: ASYNC110 - its start makes it
+                await trio.sleep(0.1)
+            kept = scheduler._scheduler._kept
+            while [len(kept.of(each)) for each in rollouts] != [2, 2]:  # noqa: ASYNC110 - another task fills it
+                await trio.sleep(0.1)
+            first.set()
             run.publish(4)
-            async with run.generator(2):
-                for made in await run.trajectories():
-                    check(made, 4, 2)
-                    before = [token for turn in first[made.rollout] for token in turn]
-                    assert made.unpack().tokens[made.unpack().loss_mask == 1].tolist()[: len(before)] == before
-                    states = [call.state for call in run.stage["tool_executor"].log if call.rollout == made.rollout and not call.ends]  # fmt: skip
-                    assert [len(json.loads(state or b"[]")) for state in states] == [0, 1, 2]
-            assert run.turns == 2 * 4 + 2  # those under way once more
-            assert {len(each.tokens) for each in run.engines[1].requests[:2]} == {len(each.tokens) for each in run.engines[0].requests[-2:]}  # fmt: skip
-            assert scheduler.status()[1].scheduler.kept_mib == 0
-
-    in_virtual_time(main)
-
-
-def test_a_rollout_goes_on_at_another_generator_when_its_own_is_lost(tmp_path: Path, model: Path) -> None:
-    async def main() -> None:
-        async with a_run(tmp_path, model, replicas=2) as run, run.scheduler() as scheduler:
-            async with run.generator():
-                await run.turn(3)
-            run.publish(4)
-            async with run.generator(replica=1):
-                for made in await run.trajectories():
-                    check(made, 4, 2)
-                    assert made.generator == "rollout_generator.1"
-            assert run.turns == 2 * 4 + 2
-            figures = scheduler.status()[1].scheduler
-            assert (figures.rollouts_moved, figures.kept_mib) == (2, 0)
-
-    in_virtual_time(main)
-
-
-def test_a_generator_may_be_killed_in_every_turn(tmp_path: Path, model: Path) -> None:
-    async def main() -> None:
-        async with a_run(tmp_path, model) as run, run.scheduler():
-            for incarnation in range(1, 5):
-                async with run.generator(incarnation):
-                    await run.turn(1, engine=incarnation)
-                    if incarnation == 4:
-                        await run.trajectories()
-            assert run.turns == 2 * (4 + 3)
-
-    in_virtual_time(main)
-
-
-def test_a_restarted_scheduler_gets_the_turns_of_running_rollouts_again(tmp_path: Path, model: Path) -> None:
-    async def main() -> None:
-        gate = trio.Event()
-        async with a_run(tmp_path, model, gate=gate) as run, trio.open_nursery() as nursery:
-            first, second = trio.Event(), trio.Event()
-            await nursery.start(run.until, first, run.generator())
-            async with run.scheduler():
-                await run.turn(2)
-            rollouts = run.unfinished()
-            async with run.scheduler(2) as scheduler:
-                while not hasattr(scheduler, "_scheduler"):  # noqa: ASYNC110 - its start makes it
-                    await trio.sleep(0.1)
-                kept = scheduler._scheduler._kept
-                while [len(kept.of(each)) for each in rollouts] != [2, 2]:  # noqa: ASYNC110 - another task fills it
-                    await trio.sleep(0.1)
-                first.set()
-                run.publish(4)
-                await trio.sleep(1)  # the first process ends
-                gate.set()
-                await nursery.start(run.until, second, run.generator(2))
-                for made in await run.trajectories():
-                    check(made, 4, 2)
-                assert run.turns == 2 * 4
-            second.set()
-
-    in_virtual_time(main)
+            await trio.sleep(1)  # the first process ends
+            gate.set()
+            await nursery.start(run.until, second, run.generator(2))
+            await checked(run, 2)
+            assert run.turns == 2 * 4
+        second.set()
 
 
 class HearsLate(KVScheduler):
@@ -301,120 +290,87 @@ class HearsLate(KVScheduler):
 
 
 @pytest.mark.parametrize(("host", "incarnation"), [("local", 1), ("b", RESTARTS)])
-def test_a_restarted_scheduler_leaves_rollouts_where_they_run(
+async def test_a_restarted_scheduler_leaves_rollouts_where_they_run(
     tmp_path: Path, model: Path, host: str, incarnation: int
 ) -> None:
     """Though another generator has more room for them, and is heard earlier.
 
     Generators on another host go on when the scheduler's host starts again.
     """
-
-    async def main() -> None:
-        gate = trio.Event()
-        run_of = a_run(tmp_path, model, replicas=2, host=host, gate=gate, policy="worst_case")  # which moves nothing
-        async with run_of as run, trio.open_nursery() as nursery:
-            over = trio.Event()
-            await nursery.start(run.until, over, run.generator(replica=1))
-            async with run.scheduler(0):
-                await run.turn(2)
-            await nursery.start(run.until, over, run.generator(replica=0))
-            run.unfinished()
-            async with run.scheduler(incarnation, HearsLate):
-                await trio.sleep(10)
-                gate.set()
-                for made in await run.trajectories():
-                    check(made, 4, 4)
-                    assert made.generator == "rollout_generator.1"
-            assert run.turns == 2 * 4
-            over.set()
-
-    in_virtual_time(main)
+    gate = trio.Event()
+    run_of = a_run(tmp_path, model, replicas=2, host=host, gate=gate, policy="worst_case")  # which moves nothing
+    async with run_of as run, trio.open_nursery() as nursery:
+        over = trio.Event()
+        await nursery.start(run.until, over, run.generator(replica=1))
+        async with run.scheduler(0):
+            await run.turn(2)
+        await nursery.start(run.until, over, run.generator(replica=0))
+        run.unfinished()
+        async with run.scheduler(incarnation, HearsLate):
+            await trio.sleep(10)
+            gate.set()
+            await checked(run, 4, "rollout_generator.1")
+        assert run.turns == 2 * 4
+        over.set()
 
 
 @pytest.mark.parametrize("next_ones", [(1, 2), (RESTARTS, RESTARTS)], ids=["both", "the whole run"])
-def test_turns_survive_scheduler_and_generator_that_are_lost_at_once(
+async def test_turns_survive_scheduler_and_generator_that_are_lost_at_once(
     tmp_path: Path, model: Path, next_ones: tuple[int, int]
 ) -> None:
-    async def main() -> None:
-        async with a_run(tmp_path, model) as run:
-            async with run.scheduler(0), run.generator():
-                await run.turn(3)
-            run.unfinished()
-            run.publish(4)
-            async with run.scheduler(next_ones[0]) as scheduler, run.generator(next_ones[1]):
-                for made in await run.trajectories():
-                    check(made, 4, 2)
-            assert run.turns == 2 * 4 + 2  # those under way once more
-            assert scheduler.status()[1].scheduler.kept_mib == 0
-
-    in_virtual_time(main)
+    async with a_run(tmp_path, model) as run:
+        async with run.scheduler(0), run.generator():
+            await run.turn(3)
+        run.unfinished()
+        run.publish(4)
+        async with run.scheduler(next_ones[0]) as scheduler, run.generator(next_ones[1]):
+            await checked(run, 2)
+        assert run.turns == 2 * 4 + 2  # those under way once more
+        assert scheduler.status()[1].scheduler.kept_mib == 0
 
 
-def test_a_generator_that_leaves_sends_its_turns_first(tmp_path: Path, model: Path) -> None:
+async def test_a_generator_that_leaves_sends_its_turns_first(tmp_path: Path, model: Path) -> None:
     """Though the scheduler takes them slowly."""
+    gate, slow = trio.Event(), trio.Event()
+    async with a_run(tmp_path, model, replicas=2, gate=gate, generator={"finish_seconds": 0.001}) as run:
+        async with run.scheduler(0) as scheduler, trio.open_nursery() as nursery:
+            over, last = trio.Event(), trio.Event()
+            await nursery.start(run.until, over, run.generator(kill=False))
+            await run.turn(1)
+            handle = scheduler.handle
 
-    async def main() -> None:
-        gate, slow = trio.Event(), trio.Event()
-        async with a_run(tmp_path, model, replicas=2, gate=gate, generator={"finish_seconds": 0.001}) as run:
-            async with run.scheduler(0) as scheduler, trio.open_nursery() as nursery:
-                over, last = trio.Event(), trio.Event()
-                await nursery.start(run.until, over, run.generator(kill=False))
-                await run.turn(1)
-                handle = scheduler.handle
+            async def slowly(message: Any) -> Any:
+                if isinstance(message, TurnsCompleted):
+                    await slow.wait()
+                return await handle(message)
 
-                async def slowly(message: Any) -> Any:
-                    if isinstance(message, TurnsCompleted):
-                        await slow.wait()
-                    return await handle(message)
-
-                scheduler.handle = slowly
-                await trio.sleep(1)  # both rollouts are at the gate
-                over.set()
-                await trio.sleep(1)
-                slow.set()
-                await trio.sleep(1)
-                gate.set()
-                run.publish(4)
-                await nursery.start(run.until, last, run.generator(replica=1))
-                for made in await run.trajectories():
-                    check(made, 4, 2)
-                    assert made.generator == "rollout_generator.1"
-                last.set()
-
-    in_virtual_time(main)
-
-
-def test_without_turns_that_are_kept_a_rollout_starts_again(tmp_path: Path, model: Path) -> None:
-    async def main() -> None:
-        async with a_run(tmp_path, model, generator={"keep_turns": False}) as run, run.scheduler():
-            async with run.generator():
-                await run.turn(3)
+            scheduler.handle = slowly
+            await trio.sleep(1)  # both rollouts are at the gate
+            over.set()
+            await trio.sleep(1)
+            slow.set()
+            await trio.sleep(1)
+            gate.set()
             run.publish(4)
-            async with run.generator(2):
-                for made in await run.trajectories():
-                    check(made, 4, 0)
-            assert run.turns == 2 * (4 + 3)
-
-    in_virtual_time(main)
+            await nursery.start(run.until, last, run.generator(replica=1))
+            await checked(run, 2, "rollout_generator.1")
+            last.set()
 
 
-def test_an_environments_answers_and_its_snapshot_go_on(tmp_path: Path, model: Path) -> None:
+async def test_an_environments_answers_and_its_snapshot_go_on(tmp_path: Path, model: Path) -> None:
     def reply(question: ObserveTurn) -> TurnObserved:
         turn = len(question.transcript.texts)
         message = EnvironmentMessage(turn, "user", f"higher than {turn}")
         return TurnObserved((message,), question.state + b"%d" % turn, done=turn == 3)
 
-    async def main() -> None:
-        entry = EnvironmentEntry(**{"class": TALKATIVE, "name": "game"})
-        async with a_run(tmp_path, model, entry=entry, reply=reply, script=lambda *_: "1" * 40) as run, run.scheduler():
-            async with run.generator():
-                await run.turn(2)
-            async with run.generator(2):
-                for made in await run.trajectories():
-                    assert (made.status, made.transcript.texts) == ("finished", ("1" * 40,) * 3)
-                    assert [reply.turn for reply in made.transcript.replies] == [1, 2, 3]
-                    asked = [each for each in run.stage["tool_executor"].log if each.rollout == made.rollout]
-                    assert [each.state for each in asked] == [b"", b"1", b"12"]
-            assert run.turns == 2 * 3 + 2
-
-    in_virtual_time(main)
+    entry = EnvironmentEntry(**{"class": TALKATIVE, "name": "game"})
+    async with a_run(tmp_path, model, entry=entry, reply=reply, script=lambda *_: "1" * 40) as run, run.scheduler():
+        async with run.generator():
+            await run.turn(2)
+        async with run.generator(2):
+            for made in await run.trajectories():
+                assert (made.status, made.transcript.texts) == ("finished", ("1" * 40,) * 3)
+                assert [reply.turn for reply in made.transcript.replies] == [1, 2, 3]
+                asked = [each for each in run.stage["tool_executor"].log if each.rollout == made.rollout]
+                assert [each.state for each in asked] == [b"", b"1", b"12"]
+        assert run.turns == 2 * 3 + 2

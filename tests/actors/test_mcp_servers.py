@@ -321,12 +321,6 @@ async def test_an_answer_by_http_is_bounded(tmp_path, monkeypatch):
     assert sent == []
 
 
-async def test_tools_come_in_pages(tmp_path):
-    async with serving(tmp_path, s=McpServer(command=(*BAD, "pages"))) as servers:
-        (listed,) = (await servers.listings()).values()
-        assert [each["name"] for each in listed] == ["f", "g"]
-
-
 async def test_nothing_that_a_server_started_is_left(tmp_path):
     own = str(tmp_path)  # other tests run such servers meanwhile
     async with serving(tmp_path, s=McpServer(command=(*BAD, "stays", own))) as servers:

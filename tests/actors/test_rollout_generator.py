@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import trio
 from structlog.testing import capture_logs
-from trio.testing import MockClock
 
 from actors.engines.base import EngineError, EngineRefusedError
 from actors.rollout_generator import RolloutGenerator
@@ -98,26 +97,6 @@ async def ask(stage: Stage, *, acks: list[str] | None = None, **changes: Any) ->
 
 def two_turns(number: int, _: Any) -> str:
     return CALL if number == 1 else ANSWER
-
-
-async def test_a_rollout_calls_its_tool_and_answers(tmp_path: Path, model: Path) -> None:
-    async with generator(tmp_path, model, two_turns) as (stage, actor):
-        acks: list[str] = []
-        await ask(stage, acks=acks)
-        made: Trajectory = await stage["roc_filter"].receive(Trajectory)
-        assert (made.status, made.turns, made.transcript.text) == ("finished", 2, f"{CALL}\n{ANSWER}")
-        (call,) = stage["tool_executor"].log
-        assert (call.tool, call.rollout) == ("python_code_with_standard_io", "s0-g000000/0/0")
-        assert call.arguments == {"code": "print(2+2)", "input": ""}
-        assert made.transcript.calls[0].outcome == "success"
-        assert set(made.unpack().policies[:, 1].tolist()) == {3}
-        second = actor._engine.requests[1]
-        written = made.unpack().loss_mask.tolist().index(0)
-        response = made.unpack().tokens[made.unpack().loss_mask == 0].tolist()
-        assert list(second.tokens) == [*made.unpack().prompt_tokens, *made.unpack().tokens[:written], *response]
-        assert actor._engine.released == ["s0-g000000/0/0"]
-        await trio.sleep(5)
-        assert acks == ["s0-g000000/0/0"]  # only after the filter had acknowledged the trajectory
 
 
 async def test_the_ends_of_generation_config_end_turns_too(tmp_path: Path, model: Path) -> None:
@@ -225,58 +204,38 @@ def step_shares(made: Trajectory) -> dict[str, float]:
     return {name: value for name, value in numbers(means).items() if name.startswith(names) and value}
 
 
-async def test_calls_that_are_no_json_or_name_no_tool_are_counted(tmp_path: Path, model: Path) -> None:
-    unknown = CALL.replace("python_code_with_standard_io", "search")
-    turns = ["<tool_call>{not json}</tool_call>", '<tool_call>{"name": "a"</tool_call><tool_call>', unknown, ANSWER]
-
-    def reply(call: ToolCall) -> ToolResult:
-        return result(call, "unknown_tool", "", "there is no tool 'search'")
-
-    async with generator(tmp_path, model, lambda number, _: turns[number - 1], reply=reply) as (stage, actor):
-        await ask(stage, sampling=Sampling(1.0, 900, 5))
-        made: Trajectory = await stage["roc_filter"].receive(Trajectory)
-        assert made.status == "finished"
-        assert [call.outcome for call in made.transcript.calls] == [
-            "malformed",
-            "malformed",
-            "malformed",
-            "unknown_tool",
-        ]
-        assert len(stage["tool_executor"].log) == 1  # what is no call goes to no executor
-        text = actor._chat.decode(made.unpack().tokens[made.unpack().loss_mask == 0].tolist())
-        assert text.count("<tool_response>Error: ") == 3
-        assert "not valid JSON" in text
-        assert "there is no tool 'search'" in text
-        assert "the tool call is not closed" in text
-        assert figures(actor) == {"calls_malformed": 3, "calls_unknown_tool": 1}
-        assert step_shares(made) == {
-            "malformed_call_share": 0.75,
-            "unknown_tool_share": 0.25,
-            "tool_error_share": 1.0,
-            "tool_error_share_correct": 1.0,
-        }
-
-
 async def test_of_a_malformed_batch_the_good_calls_run_and_each_has_its_answer(tmp_path: Path, model: Path) -> None:
     bad = ["<tool_call>{not json}</tool_call>", "<tool_call>[1, 2]</tool_call>", '<tool_call>{"name": "a"}</tool_call>']
-    batch = bad[0] + CALL + bad[1] + bad[2] + CALL.replace("2+2", "3+3") + '<tool_call>{"name": "python_'
+    good, unknown = CALL.replace("2+2", "3+3"), CALL.replace("python_code_with_standard_io", "search")
+    batch = bad[0] + CALL + bad[1] + bad[2] + good + unknown + '<tool_call>{"name": "python_'
 
     def reply(call: ToolCall) -> ToolResult:
+        if call.tool == "search":
+            return result(call, "unknown_tool", "", "there is no tool 'search'")
         return result(call, stdout=call.arguments["code"])
 
-    async with generator(tmp_path, model, lambda number, _: batch if number == 1 else ANSWER, reply=reply) as (
-        stage,
-        actor,
-    ):
-        await ask(stage, sampling=Sampling(1.0, 1500, 3))
+    script = [batch, ANSWER]
+    async with generator(tmp_path, model, lambda number, _: script[number - 1], reply=reply) as (stage, actor):
+        await ask(stage, sampling=Sampling(1.0, 1800, 3))
         made: Trajectory = await stage["roc_filter"].receive(Trajectory)
         outcomes = [call.outcome for call in made.transcript.calls]
-        assert outcomes == ["malformed", "success", "malformed", "malformed", "success", "malformed"]
-        assert sorted(call.arguments["code"] for call in stage["tool_executor"].log) == ["print(2+2)", "print(3+3)"]
+        malformed, sound = "malformed", "success"
+        assert outcomes == [malformed, sound, malformed, malformed, sound, "unknown_tool", malformed]
+        asked = sorted(call.arguments["code"] for call in stage["tool_executor"].log)
+        assert asked == ["print(2+2)", "print(2+2)", "print(3+3)"], "what is no call goes to no executor"
         text = actor._chat.decode(made.unpack().tokens[made.unpack().loss_mask == 0].tolist())
         answers = [part.split("</tool_response>")[0] for part in text.split("<tool_response>")[1:]]
         assert (answers[1], answers[4]) == ("print(2+2)", "print(3+3)")
-        assert all(answers[index].startswith("Error: ") for index in (0, 2, 3, 5))
+        assert all(answers[index].startswith("Error: ") for index in (0, 2, 3, 6))
+        told = ("not valid JSON", "there is no tool 'search'", "the tool call is not closed")
+        assert [said in answers[index] for said, index in zip(told, (0, 5, 6), strict=True)] == [True] * 3
+        assert figures(actor) == {"calls_malformed": 4, "calls_unknown_tool": 1}
+        assert step_shares(made) == {
+            "malformed_call_share": 4 / 7,
+            "unknown_tool_share": 1 / 7,
+            "tool_error_share": 5 / 7,
+            "tool_error_share_correct": 5 / 7,
+        }
 
 
 async def test_a_result_too_long_is_cut_in_the_middle_and_counts_with_what_the_model_sees(
@@ -346,20 +305,13 @@ def write_problems(folder: Path, *lengths: int) -> EnvironmentEntry:
     )
 
 
-def test_problems_in_files_that_cannot_fit_are_named_at_the_start(tmp_path: Path, model: Path) -> None:
-    async def main() -> list[Any]:
-        tasks = write_problems(tmp_path, 20, 45, 300)
-        with capture_logs() as logs:
-            async with generator(tmp_path, model, two_turns, longest=50, tasks=tasks) as (stage, _):
-                await ask(stage)
-                await stage["roc_filter"].receive(Trajectory)  # the others can be sampled
-        return logs
-
-    (said,) = [
-        log["why"]
-        for log in trio.run(main, clock=MockClock(autojump_threshold=0))
-        if log["event"] == "groups will be dropped"
-    ]
+async def test_problems_in_files_that_cannot_fit_are_named_at_the_start(tmp_path: Path, model: Path) -> None:
+    tasks = write_problems(tmp_path, 20, 45, 300)
+    with capture_logs() as logs:
+        async with generator(tmp_path, model, two_turns, longest=50, tasks=tasks) as (stage, _):
+            await ask(stage)
+            await stage["roc_filter"].receive(Trajectory)  # the others can be sampled
+    (said,) = [log["why"] for log in logs if log["event"] == "groups will be dropped"]
     assert said == "a sequence of 50 tokens has no room for the prompts of 1 of 3 training problems: n2 (303 tokens)"
 
 

@@ -106,7 +106,7 @@ async def agent(
     engine = Engine()
 
     def told(each: Any) -> None:
-        turns_kept.append(episode.complete_at(each.strand, each.place, each.given, 1.0))
+        turns_kept.append(episode.complete(1.0, each.strand, each.place, each.given))
 
     async with trio.open_nursery() as nursery:
         loop = AgentLoop(context, CHAT, engine, None)  # type: ignore[arg-type]

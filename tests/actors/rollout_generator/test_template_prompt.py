@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,22 +16,7 @@ from tests.actors.test_rollout_generator import ask, generator, model
 
 __all__ = ["model"]  # the fixture
 
-TEMPLATE = """\
-{%- if tools %}{{- '<|user|>' }}{%- for tool in tools %}{{- tool | tojson }}{%- endfor %}{{- '<|end|>' }}{%- endif %}
-{%- for message in messages %}
-    {%- if message.role == 'assistant' %}
-        {{- '<|assistant|>' + message.content }}
-        {%- for call in message.tool_calls or [] %}
-            {{- '<tool_call>' + ({'name': call.function.name, 'arguments': call.function.arguments} | tojson) }}
-            {{- '</tool_call>' }}
-        {%- endfor %}
-    {%- elif message.role == 'tool' %}{{- '<|user|>' + message.name + ': ' + message.content }}
-    {%- else %}{{- '<|user|>' + message.content }}
-    {%- endif %}
-    {{- '<|end|>' }}
-{%- endfor %}
-{%- if add_generation_prompt %}{{- '<|assistant|>' }}{%- endif %}
-"""
+TEMPLATE = Path(__file__).with_name("tools.jinja")
 PYTHON = "python_code_with_standard_io"
 CALL = f"<tool_call>{json.dumps({'name': PYTHON, 'arguments': {'code': 'print(2+2)'}})}</tool_call>"
 
@@ -45,7 +31,7 @@ async def test_tools_calls_and_results_are_the_templates(tmp_path: Path, model: 
     def script(number: int, _: Any) -> str:
         return 3 * CALL if number == 1 else "\\boxed{4}"
 
-    (tmp_path / "tools.jinja").write_text(TEMPLATE)
+    shutil.copy(TEMPLATE, tmp_path)
     options: dict[str, Any] = {"tasks": maths(tmp_path), "template": "tools.jinja", "tool_calls_per_turn": 2}
     async with generator(tmp_path, model, script, **options) as (stage, actor):
         await ask(stage, sampling=Sampling(1.0, 2000, 3))

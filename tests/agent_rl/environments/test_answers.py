@@ -12,17 +12,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_rl.environments.maths.rewards import answers_equal, check, final_answer
+from agent_rl.environments.maths.rewards import answers_equal, check
 from agent_rl.evaluation import reward_audit
 
 
-def cases_of(file: str) -> list[tuple[str, str]]:
+def cases_of(path: Path) -> list[tuple[str, str]]:
     """Two answers a line, between them a double bar; a line that begins with a number sign names the class below it."""
-    lines = (Path(reward_audit.__file__).parent / file).read_text(encoding="utf-8").splitlines()
+    lines = path.read_text(encoding="utf-8").splitlines()
     pairs = [line.split("||") for line in lines if not line.startswith("#")]
     return [(gold.strip(), prediction.strip()) for gold, prediction in pairs]
 
 
+AUDITED = Path(reward_audit.__file__).parent
 ONE_WAY = [("1,2", "y=1, x=2"), ("18", r"18\text{ ways}"), ("1", "x/x"), ("0", "x-x"), ("1", r"\sin^2 x + \cos^2 x")]
 ONE_WAY += [("x=5", "x-3=2"), ("x=5", "0=5-x")]
 """Right with the sides exchanged: a gold may order what it names, say what it counts, and be unsolved."""
@@ -32,68 +33,19 @@ def test_equal_answers() -> None:
     assert answers_equal("100200", "100,200")
     assert answers_equal("1,000", "1000")
     assert not answers_equal("100,200", "100200")  # a list of two, as well as it can be told
-    assert [pair for pair in cases_of("answers_equal.txt") if not answers_equal(*pair)] == []
+    assert [pair for pair in cases_of(AUDITED / "answers_equal.txt") if not answers_equal(*pair)] == []
 
 
 def test_different_answers() -> None:
-    wrong = cases_of("answers_different.txt")
+    wrong = cases_of(AUDITED / "answers_different.txt")
     assert [pair for pair in wrong if answers_equal(*pair)] == []
     assert [pair for pair in wrong if answers_equal(*reversed(pair)) and pair not in ONE_WAY] == []
 
 
-UNFINISHED = [
-    ("1572", "781+791"),
-    ("1572", "x = 781+791"),
-    ("1572", "m+n = 781+791"),
-    ("(1, 5)", "(1, 2+3)"),
-    ("1, 5", "1, 10/2"),
-    ("3", r"\frac{6}{2}"),
-    ("3", r"\frac{\pi+2\pi}{\pi}"),
-    ("4", r"\gcd(8, 12)"),
-    ("5", r"\log_2 32"),
-    (r"\frac{5}{6}", r"\frac12+\frac13"),
-    (r"\sqrt{13}", r"\sqrt{2^2+3^2}"),
-    (r"7+4\sqrt{3}", r"(2+\sqrt{3})^2"),
-    (r"1+3i", r"(1+i)(2+i)"),
-    ("1024", r"2^{10}"),
-    ("6", r"2(3)"),
-    ("-4", r"-2^2"),
-    ("120", r"5!"),
-    ("10", r"\binom{5}{2}"),
-    ("-2", r"\sqrt[3]{-8}"),
-    ("-1", r"e^{i\pi}"),
-    (r"\frac{1}{2}", r"\sin 30^\circ"),
-    ("2", r"17 \bmod 5"),
-    ("25", r"5²"),
-    ("72", r"2^3 3^2"),
-    ("72", r"2^{3}3^{2}"),
-    ("72", r"2^{3} \cdot 3^{2}"),
-    ("360", r"2^3 3^2 5"),
-    ("2", r"2 = \sqrt{4}"),
-    ("5", r"5 = 2+3"),
-    ("8", r"2**3"),
-    ("10", r"\frac{5!}{2!3!}"),
-    ("10", r"{5 \choose 2}"),
-    ("24", "2 dozen"),
-    (r"90^\circ", r"50^\circ+40^\circ"),
-    (r"90^\circ", r"180^\circ-50^\circ-40^\circ"),
-    (r"16\pi", r"4\pi+12\pi"),
-    (r"49\pi", r"7\cdot\pi\cdot7"),
-    (r"7\sqrt2", r"\sqrt8+\sqrt{50}"),
-    ("6+4i", "(4+i)+(2+3i)"),
-    ("5+5i", "2(3+i)+i(3+i)"),
-    ("2^{10}", r"2^7\cdot2^3"),
-    (r"\ln 6", r"7-7+\ln 6"),
-    (r"\begin{pmatrix}2&4\\6&8\end{pmatrix}", r"2\begin{pmatrix}1&2\\3&4\end{pmatrix}"),
-    (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\frac12\begin{pmatrix}2&4\\6&8\end{pmatrix}"),
-    (r"\frac{\pi}{6}", r"7-7+\frac{\pi}{6}"),
-]
-"""A number, and what is still to be worked out to it."""
-
-
 def test_a_number_is_worked_out() -> None:
-    assert [pair for pair in UNFINISHED if check(*pair) != "right by value"] == []
-    number_first = [(gold, prediction) for prediction, gold in UNFINISHED if "=" not in gold]
+    unfinished = cases_of(Path(__file__).with_name("unfinished.txt"))
+    assert [pair for pair in unfinished if check(*pair) != "right by value"] == []
+    number_first = [(gold, prediction) for prediction, gold in unfinished if "=" not in gold]
     assert [pair for pair in number_first if not answers_equal(*pair)] == []
 
 
@@ -190,19 +142,6 @@ def test_hostile_text_is_refused_at_once(text: str) -> None:
     assert time.process_time() - started < 1
 
 
-def test_a_box_within_tags_is_all_that_counts() -> None:
-    def judged(gold: str, rollout: str) -> bool:
-        answer = final_answer(rollout)
-        return answer is not None and answers_equal(gold, answer)
-
-    assert judged("2", r"<answer>\boxed{1} \boxed{2}</answer>")  # the last one, and no other
-    assert not judged("1", r"<answer>\boxed{1} \boxed{2}</answer>")
-    assert not judged("2", r"<answer>\boxed{1, 2}</answer>")
-    assert not judged("2", r"<answer>\boxed{1}</answer> \boxed{2}")
-    assert not judged("2", r"</answer>\boxed{2}<answer>")
-    assert not judged("2", r"<answer>symbolic equal</answer>")
-
-
 def test_nothing_that_is_written_is_run() -> None:
     """Neither eval, exec nor compile is called from within the checker."""
     program = r"""
@@ -287,19 +226,8 @@ def test_any_text_gets_a_verdict_and_none_is_a_wildcard(pieces: list[str]) -> No
     assert isinstance(answers_equal(text, text), bool)
 
 
-@pytest.mark.parametrize(
-    ("gold", "wrong"),
-    [
-        *(("3,5", wrong) for wrong in (r"\frac72", "3.5", "3,50")),
-        *(("0,1", wrong) for wrong in (r"\frac{1}{10}", r"10\%", "0.1")),
-        *(
-            ("15", r"1\rm.5"),
-            ("25", r"2\left.5"),
-            ("25", r"2\bigg.5"),
-            ("7", r"0\therefore.7"),
-            ("23", r"2\hspace{1}3"),
-        ),
-    ],
-)
-def test_a_list_is_no_number_and_a_point_does_not_vanish(gold: str, wrong: str) -> None:
-    assert not answers_equal(gold, wrong)
+def test_a_list_is_no_number_and_a_point_does_not_vanish() -> None:
+    lists = {"3,5": (r"\frac72", "3.5", "3,50"), "0,1": (r"\frac{1}{10}", r"10\%", "0.1")}
+    points = {"15": (r"1\rm.5",), "25": (r"2\left.5", r"2\bigg.5"), "7": (r"0\therefore.7",), "23": (r"2\hspace{1}3",)}
+    wrong = [(gold, each) for gold, texts in (lists | points).items() for each in texts]
+    assert [pair for pair in wrong if answers_equal(*pair)] == []

@@ -11,7 +11,6 @@ import trio
 
 from agent_rl.environments.base import Environment
 from agent_rl.environments.judging import OUTPUTS, judged_at_once, sound_judgement, tried_judge
-from agent_rl.groups.outages import EnvironmentTrust
 from agent_rl.messages import Judgement, Transcript
 from tests import builders
 
@@ -75,18 +74,6 @@ def test_a_sound_judgement_is_carried_and_one_left_open_is_not_made() -> None:
     )
     lost = builders.trajectory(group, status="failed")
     assert judged_at_once({"arithmetic": Mine(ValueError("never asked"))}, group.problem, lost) == lost
-
-
-def test_three_faults_in_a_row_of_one_environment_end_the_run() -> None:
-    trust = EnvironmentTrust()
-    assert [trust.failed("a", "1", "x"), trust.failed("a", "2", "x"), trust.failed("b", "3", "x")] == [""] * 3
-    assert trust.judged("a")
-    assert not trust.judged("a")
-    assert [trust.failed("a", "4", "x"), trust.failed("a", "5", "x"), trust.failed("a", "4", "x")] == ["", "", ""]
-    assert "environment 'a' failed at 3 rollouts in a row, the last time: a fault (mine.py, line 3); mend it" in (
-        trust.failed("a", "6", "a fault (mine.py, line 3)")
-    )
-    assert trust.faults == {"b": ["3"]}
 
 
 class Elsewhere(Mine):

@@ -149,7 +149,7 @@ def test_a_mixture_counts_each_part_without_gaps_and_near_its_share(weights, cou
         assert abs(len(places) - count * share / sum(shares)) <= part + 1
 
 
-def test_a_filter_that_leaves_nothing_of_one_weighted_file_is_an_error(tmp_path):
+def test_a_filter_may_leave_out_a_file(tmp_path):
     write_lines(tmp_path / "short.jsonl", {"problem": "x", "answer": 1})
     write_lines(tmp_path / "long.jsonl", {"problem": "x" * 50, "answer": 1})
     filters = {0: TaskFilter(max_problem_chars=10)}
@@ -158,9 +158,24 @@ def test_a_filter_that_leaves_nothing_of_one_weighted_file_is_an_error(tmp_path)
         load(tmp_path, files=("short.jsonl", "long.jsonl"), weights=(1, 1), filters=filters)
 
 
-def test_a_weight_is_needed_for_each_file(tmp_path):
-    with pytest.raises(TaskError, match="`weights` holds 1 numbers for 2 entries of `files`"):
-        load(tmp_path, files=("a.jsonl", "b.jsonl"), weights=(1,))
+@pytest.mark.parametrize(
+    ("settings", "allowed", "message"),
+    [
+        (
+            {"files": ("ten.jsonl", "held.jsonl"), "weights": (1,)},
+            {},
+            "`weights` holds 1 numbers for 2 entries of `fil",
+        ),
+        ({}, {"max_problem_chars": 3}, r"stage 1: none of 10 problems passes the filter \(max_problem_chars = 3\)"),
+        ({}, {"ids": "gone.txt"}, "cannot read"),
+        ({"evaluation_files": ("held.jsonl",)}, {}, r"held\.jsonl:1 has the text of training problem ten\.jsonl:10"),
+        ({"evaluation_files": ("ten.jsonl",)}, {}, r"ten\.jsonl is named a second time"),
+    ],
+)
+def test_settings_that_cannot_serve_are_refused(ten, settings, allowed, message):
+    write_lines(ten / "held.jsonl", *rows(2, first=9))
+    with pytest.raises(TaskError, match=message):
+        load(ten, **{"files": ("ten.jsonl",), **settings}, filters={1: TaskFilter(**allowed)} if allowed else None)
 
 
 def test_chinese_latex_and_long_texts_are_read_as_they_are(tmp_path):
@@ -289,14 +304,6 @@ def test_evaluation_files_are_held_out_problems_in_file_order(ten):
         load(ten, files=("ten.jsonl",)).evaluation(0)
 
 
-def test_a_training_problem_among_the_held_out_ones_is_refused(ten):
-    write_lines(ten / "held.jsonl", *rows(2, first=9))
-    with pytest.raises(TaskError, match=r"held\.jsonl:1 has the text of training problem ten\.jsonl:10"):
-        load(ten, files=("ten.jsonl",), evaluation_files=("held.jsonl",))
-    with pytest.raises(TaskError, match=r"ten\.jsonl is named a second time"):
-        load(ten, files=("ten.jsonl",), evaluation_files=("ten.jsonl",))
-
-
 def test_files_have_no_demonstrations(ten):
     with pytest.raises(TaskError, match="give the sft stage files of its own"):
         load(ten, files=("ten.jsonl",)).demonstrations(random.Random(0))
@@ -312,16 +319,6 @@ def test_a_stage_draws_from_what_its_id_list_and_length_limit_allow(ten):
     source = load(ten, files=("ten.jsonl", "long.jsonl"), filters=filters)
     assert {source.problem(2, number).id for number in range(50)} == {"ten.jsonl:3", "ten.jsonl:7"}
     assert len({source.problem(1, number).id for number in range(11)}) == 11
-
-
-def test_a_filter_that_lets_nothing_pass_is_an_error(ten):
-    with pytest.raises(TaskError, match=r"stage 1: none of 10 problems passes the filter \(max_problem_chars = 3\)"):
-        load(ten, files=("ten.jsonl",), filters={1: TaskFilter(max_problem_chars=3)})
-
-
-def test_a_missing_id_list_is_an_error(ten):
-    with pytest.raises(TaskError, match="cannot read"):
-        load(ten, files=("ten.jsonl",), filters={1: TaskFilter(ids="gone.txt")})
 
 
 def entry(**changes):
@@ -427,50 +424,62 @@ def test_a_stage_draws_from_what_was_kept_and_sources_without_any_leave_their_sh
 # Making them ----------------------------------------------------------------------------------------------------------
 
 
-class Failing(Numbers):
-    def problems(self):
-        raise ZeroDivisionError("in problems")
+def fails(_):
+    raise ZeroDivisionError("in problems")
 
 
-class Sourceless(Numbers):
-    def problems(self):
-        return None
+async def judge(self, problem, transcript):
+    return Judgement(1.0, True)
 
 
-class Baseless(Numbers):
-    def __init__(self, seed):
-        pass
+async def awaited(self, problem, transcript):
+    return Judgement(1.0, True)
 
 
-class NotAwaited(Numbers):
-    def judge(self, problem, transcript, context):
-        return Judgement(1.0, True)
-
-
-class Short(Numbers):
-    async def judge(self, problem, transcript):
-        return Judgement(1.0, True)
-
-
-class Awaited(Numbers):
-    async def judge_at_once(self, problem, transcript):
-        return Judgement(1.0, True)
-
-
-class Mute(Numbers):
-    judge_at_once = Environment.judge_at_once
-
-
-class Wrapped(Numbers):
-    @functools.wraps(Environment.judge)
-    def judge(self, *given):
-        return Environment.judge(self, *given)
+@functools.wraps(Environment.judge)
+def wrapped(self, *given):
+    return Environment.judge(self, *given)
 
 
 @pytest.fixture(autouse=True)
 def importable(monkeypatch):
-    made = (Numbers, Failing, Sourceless, Baseless, NotAwaited, Short, Awaited, Mute, Wrapped)
-    monkeypatch.setitem(sys.modules, __name__, SimpleNamespace(x=1, **{each.__name__: each for each in made}))
+    """The module that an entry names: with this class, and what a test adds."""
+    module = SimpleNamespace(x=1, Numbers=Numbers)
+    monkeypatch.setitem(sys.modules, __name__, module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("name", "method", "said"),
+    [
+        ("problems", fails, "fails with ZeroDivisionError: in problems"),
+        ("problems", lambda _: None, "returned None, which has no problem, evaluation, "),
+        ("__init__", lambda self, seed: None, "fails with TypeError: "),
+        (
+            "judge",
+            lambda self, problem, transcript, context: None,
+            "is no asynchronous function; write it as `async def",
+        ),
+        ("judge", judge, "cannot be called with problem, transcript, context: too many positional"),
+        ("judge_at_once", awaited, "is asynchronous, and it is not awaited; write it as `def judge_at"),
+    ],
+)
+def test_a_method_that_cannot_serve_is_named_with_its_place(importable, name, method, said):
+    importable.Broken = type("Broken", (Numbers,), {name: method})
+    with pytest.raises((TaskError, ContractError)) as caught:
+        mixture(entry(**{"name": "e", "class": f"{__name__}:Broken"}))
+    assert said in str(caught.value)
+    assert f"{'the constructor' if name == '__init__' else name} " in str(caught.value)
+    assert "(test_tasks.py, line " in str(caught.value)
+
+
+def test_something_judges_and_a_decorated_method_is_taken_for_what_it_wraps(importable):
+    importable.Broken = type("Broken", (Numbers,), {"judge_at_once": Environment.judge_at_once})
+    broken = entry(**{"name": "e", "class": f"{__name__}:Broken"})
+    with pytest.raises(TaskError, match="environment 'e': nothing judges its rollouts; write `def judge_at_once"):
+        mixture(broken)
+    importable.Broken = type("Wrapped", (Numbers,), {"judge": wrapped})
+    mixture(broken)
 
 
 @pytest.mark.parametrize(
@@ -479,38 +488,9 @@ def importable(monkeypatch):
         ({"settings": {"stop": 1}}, "environment 'e': settings.stop: Extra inputs are not permitted"),
         ({"settings": {"start": "far"}}, "environment 'e': settings.start: Input should be a valid integer"),
         ({"class": "maths"}, "environment 'e': no file of problems is named"),
-        (
-            {"class": f"{__name__}:Failing"},
-            r"environment 'e': problems fails with ZeroDivisionError: in problems \(test_tasks.py, line",
-        ),
-        (
-            {"class": f"{__name__}:Sourceless"},
-            r"problems \(test_tasks.py, line \d+\) returned None, which has no problem, evaluation, .*; return a ListedTasks",
-        ),
-        (
-            {"class": f"{__name__}:Baseless"},
-            r"the constructor \(test_tasks.py, line \d+\) fails with TypeError: .*'base'",
-        ),
-        (
-            {"class": f"{__name__}:NotAwaited"},
-            r"judge \(test_tasks.py, line \d+\) is no asynchronous function; write it as `async def judge\(self, problem, tr",
-        ),
-        (
-            {"class": f"{__name__}:Short"},
-            r"judge \(test_tasks.py, line \d+\) cannot be called with problem, transcript, context: too many positional",
-        ),
-        (
-            {"class": f"{__name__}:Awaited"},
-            r"judge_at_once \(test_tasks.py, line \d+\) is asynchronous, and it is not awaited; write it as `def judge_at",
-        ),
-        ({"class": f"{__name__}:Mute"}, "environment 'e': nothing judges its rollouts; write `def judge_at_once"),
         ({"class": f"{__name__}:x"}, "x is no environment: it has no problems, prompt"),
     ],
 )
-def test_what_is_wrong_with_an_environment_is_said(changes, message):
+def test_what_is_wrong_with_an_entry_is_said(changes, message):
     with pytest.raises((TaskError, ContractError), match=message):
         mixture(entry(**{"name": "e", **changes}))
-
-
-def test_a_decorated_method_is_taken_for_what_it_wraps():
-    mixture(entry(**{"name": "e", "class": f"{__name__}:Wrapped"}))

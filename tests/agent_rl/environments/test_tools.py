@@ -46,10 +46,7 @@ class FakeContext:
 
 
 def call(made: FunctionTool, arguments: Mapping[str, Any], state: bytes = b"", context: Any = None) -> ToolOutput:
-    async def main() -> ToolOutput:
-        return await made.call(arguments, state, context or FakeContext())
-
-    return trio.run(main)
+    return trio.run(made.call, arguments, state, context or FakeContext())
 
 
 @tool
@@ -106,9 +103,9 @@ def test_a_call_gets_its_arguments_and_returns_json() -> None:
     @tool
     async def listed(pairs: dict[str, tuple[int, ...]]) -> list[Any]:
         """Lists."""
-        return [{"ä": pairs["x"]}, None]
+        return [{"ä": pairs["x"]}, None, {3}]
 
-    assert call(listed, {"pairs": {"x": [1, 2]}}).value == '[{"ä": [1, 2]}, null]'  # JSON knows no tuples
+    assert call(listed, {"pairs": {"x": [1, 2]}}).value == '[{"ä": [1, 2]}, null, [3]]'  # JSON knows no tuples and sets
 
 
 @pytest.mark.parametrize(
@@ -174,16 +171,13 @@ def test_a_state_that_is_unchanged_does_not_travel_and_one_that_is_no_json_is_an
         call(keep, {"number": -1.0}, b"[1.0]")
 
 
-@pytest.mark.parametrize("returned", [None, float("nan"), float("inf"), {"x": float("nan")}, object(), {1, (2,)}])
+@pytest.mark.parametrize("returned", [None, float("nan"), float("inf"), {"x": float("nan")}, object()])
 def test_what_cannot_be_used_is_an_error_of_the_tool(returned: Any) -> None:
     @tool
     def bad() -> Any:
         """Returns anything."""
         return returned
 
-    if isinstance(returned, set):  # a set is a list in JSON
-        assert call(bad, {}).outcome == "success"
-        return
     with pytest.raises((TypeError, ValueError)):
         call(bad, {})
 
@@ -474,25 +468,15 @@ def test_a_topologys_tools_are_had_by_name_and_by_short_name(faults: Callable[[s
     assert faults('tools = ["named_tools:sound", "notebook", "python", "calculator:calculator"]\n') == []
 
 
-@pytest.mark.parametrize("name", BROKEN)
-def test_a_tool_that_does_not_import_is_one_error_with_its_line(name: str, faults: Callable[[str], list[str]]) -> None:
-    (said,) = faults(f'tools = ["{name}:sound"]\n')
-    assert BROKEN[name][1] in said
-    assert said.startswith("mine.toml:")
-    assert "Traceback" not in said
+SECOND = '[[environments]]\nclass = "maths"\nname = "second"\ntools = ["named_tools:same_name"]\n'
 
 
 @pytest.mark.parametrize(
     ("lines", "wanted"),
     [
-        (
-            'tools = ["named_tools:sound", "named_tools:same_name"]\n',
-            "two tools are named 'sound' and have different schemas",
-        ),
-        (
-            'tools = ["named_tools:sound"]\n[[environments]]\nclass = "maths"\nname = "second"\ntools = ["named_tools:same_name"]\n',
-            "environment 'second': tools of all environments: two tools are named 'sound'",
-        ),
+        *((f'tools = ["{name}:sound"]\n', said) for name, (_, said) in BROKEN.items()),
+        ('tools = ["named_tools:sound", "named_tools:same_name"]\n', "two tools are named 'sound' and have different"),
+        (f'tools = ["named_tools:sound"]\n{SECOND}', "environment 'second': tools of all environments: two tools are"),
         ('tools = ["named_tools:plain"]\n', "the tool plain has no description: write a docstring"),
         ('tools = ["named_tools:missing"]\n', "missing"),
         ('tools = ["nowhere_at_all:x"]\n', "nowhere_at_all"),
@@ -503,3 +487,5 @@ def test_what_is_no_tool_of_a_topology_is_one_error(
 ) -> None:
     (said,) = faults(lines)
     assert wanted in said
+    assert said.startswith("mine.toml:")
+    assert "Traceback" not in said

@@ -127,17 +127,18 @@ def test_a_reply_has_blocks_in_order_and_real_counts() -> None:
     assert "token_ids" not in body
 
 
-@pytest.mark.parametrize(("finish", "reason"), [("stop", "end_turn"), ("length", "max_tokens")])
-def test_why_a_turn_ended(finish, reason) -> None:
-    assert replied(MESSAGES, {"messages": HELLO}, given(choice("a", finish=finish)))["stop_reason"] == reason
-
-
-def test_a_turn_that_a_stop_sequence_ends_names_it() -> None:
-    cut = replace(choice("a", finish="stop"), cut_at="STOP")
-    body = replied(MESSAGES, {"messages": HELLO}, given(cut))
-    assert (body["stop_reason"], body["stop_sequence"]) == ("stop_sequence", "STOP")
-    calling = replied(MESSAGES, {"messages": HELLO}, given(replace(cut, finish="tool_calls")))
-    assert (calling["stop_reason"], calling["stop_sequence"]) == ("tool_use", None)
+@pytest.mark.parametrize(
+    ("finish", "cut_at", "reason", "sequence"),
+    [
+        ("stop", "", "end_turn", None),
+        ("length", "", "max_tokens", None),
+        ("stop", "STOP", "stop_sequence", "STOP"),
+        ("tool_calls", "STOP", "tool_use", None),
+    ],
+)
+def test_why_a_turn_ended(finish, cut_at, reason, sequence) -> None:
+    body = replied(MESSAGES, {"messages": HELLO}, given(replace(choice("a", finish=finish), cut_at=cut_at)))
+    assert (body["stop_reason"], body["stop_sequence"]) == (reason, sequence)
 
 
 @pytest.mark.parametrize("known", [PROMPT, ()], ids=["prompt", "no prompt"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -26,79 +27,8 @@ from tests.agent_rl.gateway.turns import (
 )
 from tests.agent_rl.gateway.turns import given as turn
 
-FUNCTION = {"name": "f", "description": "d", "parameters": {"type": "object"}}
-CALLED = {"name": "f", "arguments": "{}"}
-BODIES = {
-    CHAT: {
-        "model": "m",
-        "messages": [
-            {"role": "user", "content": [{"type": "text", "text": "hi"}], "name": "n"},
-            {"role": "assistant", "content": None, "reasoning_content": "r", "function_call": CALLED}
-            | {"tool_calls": [{"id": "c", "type": "function", "function": CALLED}]},
-            {"role": "tool", "content": "3", "tool_call_id": "c"},
-        ],
-        "tools": [{"type": "function", "function": FUNCTION}],
-        "tool_choice": {"type": "function", "function": {"name": "f"}},
-        "n": 1,
-        "max_tokens": 3,
-        "stop": ["x"],
-        "temperature": 1.0,
-        "response_format": {"type": "text"},
-        "stream": True,
-        "stream_options": {"include_usage": True},
-        "logprobs": True,
-        "top_logprobs": 1,
-        "return_token_ids": True,
-    },
-    RESPONSES: {
-        "model": "m",
-        "instructions": "be",
-        "max_output_tokens": 3,
-        "input": [
-            {"role": "user", "content": [{"type": "input_text", "text": "hi"}]},
-            {"type": "reasoning", "summary": [{"type": "summary_text", "text": "s"}], "content": []},
-            {"type": "function_call", "call_id": "c", **CALLED},
-            {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_text", "text": "3"}]},
-        ],
-        "tools": [{"type": "function", **FUNCTION}],
-        "tool_choice": {"type": "function", "name": "f"},
-        "parallel_tool_calls": True,
-        "metadata": {"a": "b"},
-        "text": {"format": {"type": "text"}},
-        "stream": True,
-        "return_token_ids": True,
-    },
-    MESSAGES: {
-        "model": "m",
-        "max_tokens": 3,
-        "stop_sequences": ["x"],
-        "output_config": {"effort": "low"},
-        "system": [{"type": "text", "text": "be"}],
-        "messages": [
-            {"role": "user", "content": [{"type": "text", "text": "hi"}]},
-            {"role": "assistant", "content": [{"type": "thinking", "thinking": "t", "signature": ""}]},
-            {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "f", "input": {"a": 1}}]},
-            {
-                "role": "user",
-                "content": [{"type": "tool_result", "tool_use_id": "t", "content": [{"type": "text", "text": "3"}]}],
-            },
-            {"role": "system", "content": "later"},
-        ],
-        "tools": [{"name": "f", "input_schema": {"type": "object"}}],
-        "tool_choice": {"type": "tool", "name": "f"},
-        "stream": True,
-        "return_token_ids": True,
-    },
-    GENERATE: {
-        "model": "m",
-        "token_ids": [1, 2],
-        "request_id": "r",
-        "return_token_ids": True,
-        "sampling_params": {"max_tokens": 3, "stop": ["x"], "n": 1, "logprobs": 1, "temperature": 1.0},
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    },
-}
+BODIES = json.loads(Path(__file__).with_name("bodies.json").read_text(encoding="utf-8"))
+"""A sound body with most keys, for each path."""
 WORDS = ["", "user", "assistant", "system", "tool", "text", "image", "function", "type", "none", "content", "\ud800"]
 PLAIN = st.sampled_from([None, False, True, 2**70, *WORDS])
 SCALARS = PLAIN | st.integers() | st.floats() | st.text(st.characters(), max_size=3)

@@ -146,13 +146,6 @@ def test_chat_completions() -> None:
     assert added.choices[0].finish_reason == "tool_calls"
 
 
-def test_several_choices_of_a_stream() -> None:
-    served = Served(given(choice("ab"), choice("c")), (part("a"), part("c", choice=1)))
-    with served.openai.chat.completions.stream(model="m", messages=HELLO, n=2) as stream:
-        added = stream.get_final_completion()
-    assert [each.message.content for each in added.choices] == ["ab", "c"]
-
-
 def test_responses() -> None:
     served = Served()
     tool = {"type": "function", "name": "look", "parameters": {}, "strict": False}
@@ -194,34 +187,27 @@ def test_messages() -> None:
     assert counted.input_tokens == len(PROMPT)
 
 
-def test_a_context_that_overflows_ends_the_request() -> None:
-    served = Served(refusal="overflow")
-    with pytest.raises(openai.BadRequestError, match="maximum context length") as caught:
+CONCLUDED = ("ConflictError", "rollout concluded", "rollout concluded")
+
+
+@pytest.mark.parametrize(
+    ("refusal", "headers", "error", "requests"),
+    [
+        ("overflow", {}, ("BadRequestError", "maximum context length", "prompt is too long"), 2),
+        ("busy", {}, ("APIStatusError", "so", "so"), 4),
+        ("failed", {}, ("APIStatusError", "so", "so"), 4),
+        ("ended", {}, CONCLUDED, 4),
+        ("ended", {"x-should-retry": "false"}, CONCLUDED, 2),
+    ],
+)
+def test_how_clients_take_a_refusal_and_whether_they_ask_again(refusal, headers, error, requests) -> None:
+    served = Served(refusal=refusal, headers=headers)
+    kind, of_openai, of_anthropic = error
+    with pytest.raises(getattr(openai, kind), match=of_openai):
         served.openai.chat.completions.create(model="m", messages=HELLO)
-    assert caught.value.code == "context_length_exceeded"
-    with pytest.raises(anthropic.BadRequestError, match="prompt is too long"):
+    with pytest.raises(getattr(anthropic, kind), match=of_anthropic):
         served.anthropic.messages.create(model="m", max_tokens=9, messages=HELLO)
-    assert served.requests == 2
-
-
-@pytest.mark.parametrize("refusal", ["busy", "failed"])
-def test_what_may_pass_is_tried_again(refusal) -> None:
-    served = Served(refusal=refusal)
-    with pytest.raises(openai.APIStatusError):
-        served.openai.responses.create(model="m", input="hi")
-    with pytest.raises(anthropic.APIStatusError):
-        served.anthropic.messages.create(model="m", max_tokens=9, messages=HELLO)
-    assert served.requests == 4
-
-
-def test_clients_repeat_a_request_to_a_rollout_that_is_over_unless_a_header_forbids_it() -> None:
-    for headers, requests in (({}, 4), ({"x-should-retry": "false"}, 2)):
-        served = Served(refusal="ended", headers=headers)
-        with pytest.raises(openai.ConflictError, match="rollout concluded"):
-            served.openai.chat.completions.create(model="m", messages=HELLO)
-        with pytest.raises(anthropic.ConflictError, match="rollout concluded"):
-            served.anthropic.messages.create(model="m", max_tokens=9, messages=HELLO)
-        assert served.requests == requests
+    assert served.requests == requests
 
 
 def test_a_stream_that_breaks_off_is_an_error() -> None:
@@ -232,15 +218,3 @@ def test_a_stream_that_breaks_off_is_an_error() -> None:
         list(served.anthropic.messages.create(model="m", max_tokens=9, messages=HELLO, stream=True))
     last = list(served.openai.responses.create(model="m", input="hi", stream=True))[-1]
     assert (last.type, last.response.error.message) == ("response.failed", "so")
-
-
-def test_an_unknown_key_is_named_to_the_client() -> None:
-    with pytest.raises(openai.BadRequestError, match="unknown key 'tempo'") as caught:
-        Served().openai.chat.completions.create(model="m", messages=HELLO, extra_body={"tempo": 1})
-    assert caught.value.param == "tempo"
-
-
-def test_the_model_is_listed_for_both_clients() -> None:
-    served = Served()
-    assert [each.id for each in served.openai.models.list()] == ["m"]
-    assert [each.id for each in served.anthropic.models.list()] == ["m"]

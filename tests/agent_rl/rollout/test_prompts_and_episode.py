@@ -44,24 +44,6 @@ def chatml(request: pytest.FixtureRequest) -> tuple[Any, ChatFormat]:
     return chat_with(CHATML, request.param)
 
 
-def test_appending_a_tool_response_gives_the_tokens_the_template_would(chatml: tuple[Any, ChatFormat]) -> None:
-    tokenizer, chat = chatml
-    question = builders.problem()
-    messages = [
-        *chat.messages(question),
-        {"role": "assistant", "content": CALL},
-        {"role": "user", "content": chat.responses(["4", "two\nlines"])},
-    ]
-    whole = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=False)
-    built = [
-        *chat.prompt_tokens(question),
-        *chat.encode(CALL),
-        chat.end_of_turn,
-        *chat.response_tokens(["4", "two\nlines"]),
-    ]
-    assert built == list(whole)
-
-
 QUICKSTART = Path(__file__).parents[3] / "examples" / "quickstart" / "quickstart.toml"
 FORGETS = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
@@ -179,26 +161,24 @@ def test_a_trajectory_counts_the_tags_of_its_whole_response(chatml: tuple[Any, C
     assert tags == TagCounts(2, 1, answers_opened=2, answers_closed=1, answers=1, turns=1)
 
 
-def test_a_turn_that_does_not_end_is_truncated_even_with_a_call_in_it(chat: ChatFormat) -> None:
-    episode = Episode(builders.request(), chat)
-    assert episode.wrote(**{**turn(chat, CALL), "stopped": False}) == ()
-    assert episode.ended == "truncated"
-
-
-def test_the_last_turn_may_not_call_any_more(chat: ChatFormat) -> None:
-    episode = Episode(builders.request(sampling=Sampling(1.0, 100, 1)), chat)
-    assert episode.wrote(**turn(chat, CALL)) == ()
-    assert episode.ended == "turn_limit"
-
-
-def test_a_tool_response_that_overflows_the_budget_ends_the_rollout_and_is_not_appended(chat: ChatFormat) -> None:
-    episode = Episode(builders.request(sampling=Sampling(1.0, 40, 3)), chat)
-    episode.wrote(**turn(chat, CALL))
+@pytest.mark.parametrize(
+    ("sampling", "changes", "response", "ended"),
+    [
+        (Sampling(1.0, 400, 3), {"stopped": False}, None, "truncated"),
+        (Sampling(1.0, 400, 1), {}, None, "turn_limit"),
+        (Sampling(1.0, 40, 3), {}, "x" * 200, "truncated"),
+    ],
+)
+def test_a_call_that_no_turn_can_follow_ends_the_rollout(
+    chat: ChatFormat, sampling: Sampling, changes: dict[str, Any], response: str | None, ended: str
+) -> None:
+    episode = Episode(builders.request(sampling=sampling), chat)
+    calls = episode.wrote(**{**turn(chat, CALL), **changes})
     before = len(episode.tokens)
-    episode.responded(["x" * 200], [builders.call()], PolicyVersion(1, 0))
-    assert episode.ended == "truncated"
-    assert len(episode.tokens) == before
-    assert len(episode.trajectory(generator="g", seconds=1.0).transcript.calls) == 1
+    if response is not None:
+        episode.responded([response], [builders.call()], PolicyVersion(1, 0))
+    assert (len(calls), episode.ended, len(episode.tokens)) == (response is not None, ended, before)
+    assert len(episode.trajectory(generator="g", seconds=1.0).transcript.calls) == (response is not None)
 
 
 def test_a_failure_of_the_infrastructure_is_never_a_result_of_the_model(chat: ChatFormat) -> None:

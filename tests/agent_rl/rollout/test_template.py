@@ -137,15 +137,6 @@ def test_tools_that_move_to_the_last_message_refuse_environments_that_answer() -
     assert chat_of(HERMES)[1].rewriting() == ""
 
 
-def test_errors_of_malformed_calls_are_results_too() -> None:
-    tokenizer, chat = chat_of(HERMES)
-    episode = Episode(builders.request(problem=PROBLEM, sampling=Sampling(1.0, 5000, 9)), chat)
-    (call,) = episode.wrote(**turn(chat, "<tool_call>{</tool_call>"))
-    assert isinstance(call, MalformedCall)
-    episode.responded([call.error], [builders.call("malformed")], PolicyVersion(1, 0))
-    assert tokenizer.decode(episode.tokens).count("<tool_response>\nError: ") == 1
-
-
 WITHOUT_TOOLS = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
 )

@@ -274,7 +274,7 @@ class Tree(RuleBasedStateMachine):
         if self.episode.ended is None and len(self.talks) == 1:
             self.read.append(list(self.episode.tokens_of(written.strand)))
             seconds = 1.0 + len(self.kept) - self.episode.seconds
-            self.kept.append(self.episode.complete_at(written.strand, written.place, written.given, seconds))
+            self.kept.append(self.episode.complete(seconds, written.strand, written.place, written.given))
 
     def begins(self, request: Any) -> Any:
         """Whether the request's turn begins, in the model and in the tree."""

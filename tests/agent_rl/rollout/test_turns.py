@@ -48,26 +48,6 @@ def answered(*texts: str, state: bytes = b"", done: bool = False) -> TurnObserve
 # An environment's answers ---------------------------------------------------------------------------------------------
 
 
-def test_an_answer_is_appended_as_the_template_writes_it_and_is_not_trained_on(chatml: tuple[Any, ChatFormat]) -> None:
-    tokenizer, chat = chatml
-    episode = Episode(builders.request(sampling=SAMPLING), chat, observes=True)
-    for number, answer in enumerate(("higher", "lower"), 1):
-        assert episode.wrote(**turn(chat, f"{number}0")) == ()
-        assert episode.ended is None
-        episode.observed(answered(answer, state=b"%d" % number), POLICY)
-        assert episode.state == b"%d" % number
-    said = (("assistant", "10"), ("user", "higher"), ("assistant", "20"), ("user", "lower"))
-    told = [*START, *({"role": role, "content": text} for role, text in said)]
-    whole = tokenizer.apply_chat_template(told, add_generation_prompt=True, tokenize=True, return_dict=False)
-    assert episode.tokens == list(whole)
-    made = episode.trajectory(generator="g", seconds=0.0)
-    written = made.unpack().tokens[made.unpack().loss_mask == 1].tolist()
-    assert written == [*chat.encode("10"), chat.end_of_turn, *chat.encode("20"), chat.end_of_turn]
-    assert not made.unpack().logprobs[made.unpack().loss_mask == 0].any()
-    assert set(map(tuple, made.unpack().policies[made.unpack().loss_mask == 0].tolist())) == {(1, 4)}
-    assert [(reply.turn, reply.content) for reply in made.transcript.replies] == [(1, "higher"), (1, "lower")]
-
-
 def test_an_episode_ends_where_the_environment_ends_it_or_at_its_limits(chat: ChatFormat) -> None:
     for answer, limit, status in (
         (answered("found", done=True), 3, "finished"),
