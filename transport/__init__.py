@@ -34,7 +34,7 @@ from transport.errors import (
 from transport.handles import AnnounceLink, CallLink, PushLink
 from transport.inbound import Delivery, DeliveryKind, Handler, current_delivery
 from transport.limits import Limits
-from transport.network import MemoryNetwork, Network, Port
+from transport.network import Network, Port
 from transport.node import Node
 from transport.zeromq import ZmqNetwork, keep_freed_memory
 
@@ -58,7 +58,6 @@ __all__ = [
     "Limits",
     "LinkEvent",
     "MalformedFrames",
-    "MemoryNetwork",
     "MessageRejected",
     "Network",
     "Node",

@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from agent_rl.groups.measures import compare, wilson_interval
+from agent_rl.evaluation.measures import compare
+from agent_rl.groups.measures import wilson_interval
 from agent_rl.records.run_data import Evaluation, Run, Step
 
 LAST_STEPS = 10

@@ -17,7 +17,8 @@ from agent_rl_contract.scripted import ScriptedEngine
 from agent_rl_contract.stage import running, stand_ins
 from tests.actors.topologies import micro
 from tests.transport.contract.base import Cut, FaultyNetwork
-from transport import CallFailed, Limits, LinkEvent, MemoryNetwork, PeerBack, PeerGone
+from transport import CallFailed, Limits, LinkEvent, PeerBack, PeerGone
+from transport.memory import MemoryNetwork
 
 
 async def test_a_load_is_announced_when_it_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,8 @@ from tests.transport.contract.announce import AnnounceContract
 from tests.transport.contract.call import CallContract
 from tests.transport.contract.liveness import LivenessContract
 from tests.transport.contract.push import PushContract
-from transport import Limits, MemoryNetwork, ZmqNetwork
+from transport import Limits, ZmqNetwork
+from transport.memory import MemoryNetwork
 
 
 class LinkContract(PushContract, CallContract, AnnounceContract, LivenessContract):

@@ -18,7 +18,6 @@ from transport import (
     IncarnationRefused,
     Limits,
     MalformedFrames,
-    MemoryNetwork,
     MessageRejected,
     Node,
     PeerLeft,
@@ -29,7 +28,7 @@ from transport import (
 from transport.codec import size_of
 from transport.frames import CallFrame, Goodbye, Heartbeat, PushFrame, ReplyFrame, pack
 from transport.inbound import Dispatcher
-from transport.network import MemoryPort
+from transport.memory import MemoryNetwork, MemoryPort
 
 
 async def test_a_handlers_exception_ends_the_node():

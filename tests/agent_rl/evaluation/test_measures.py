@@ -13,15 +13,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_rl.groups.measures import (
+from agent_rl.evaluation.measures import (
     compare,
     difference_interval,
     maj_at_k,
-    mean_interval,
     pass_at_k,
     powers_of_two,
     sign_flip_p,
 )
+from agent_rl.groups.measures import mean_interval
 
 RIGHT, SILENT = "right", None
 

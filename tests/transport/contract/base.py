@@ -16,7 +16,7 @@ import trio
 from transport.codec import Registry
 from transport.inbound import Delivery
 from transport.limits import Limits
-from transport.network import MemoryNetwork
+from transport.memory import MemoryNetwork
 from transport.node import Node
 
 if TYPE_CHECKING:
