@@ -30,35 +30,9 @@ def select_stage(**changes) -> SelectStage:
 # The scheduler --------------------------------------------------------------------------------------------------------
 
 
-def world(problems: int, **stage) -> World:
-    stages = [select_stage(**stage), builders.rl_stage()]
-    return World(scheduler(stages=stages, problem_count=lambda index: {0: problems}[index]))
-
-
-def test_each_problem_is_opened_once_whatever_the_budget_and_drawn_as_the_stage_says() -> None:
-    made = world(7, temperature=0.5, top_k=9)
-    made.begin(total=10_000)
-    for place in list(made.placed):
-        made.finish(place)
-    assert made.opened == [group_id(0, number) for number in range(7)]
-    made.do(made.scheduler.policy_published(builders.published(0, stage=1)))
-    made.do(made.scheduler.unfinished(GroupsUnfinished(1, 0, ())))
-    assert made.opened[7:] == [group_id(1, number) for number in range(4)]
-
-
-def test_its_rollouts_are_drawn_as_it_says() -> None:
-    made = world(2, temperature=0.5, top_k=9)
-    made.begin(total=10_000)
-    requests = [place.request for place in made.placed]
-    assert len(requests) == 2 * SAMPLES
-    assert {request.purpose for request in requests} == {"select"}
-    drawn = {(each.sampling.temperature, each.sampling.top_k, each.sampling.max_turns) for each in requests}
-    assert drawn == {(0.5, 9, 3)}
-
-
 def test_a_restarted_scheduler_samples_what_is_missing_and_opens_no_problem_again() -> None:
-    made = world(4)
-    opened = sampled(1)
+    stages = [select_stage(), builders.rl_stage()]
+    made, opened = World(scheduler(stages=stages, problem_count=lambda _: 4)), sampled(1)
     made.do(made.scheduler.policy_published(builders.published()))
     made.do(made.scheduler.engine_load(builders.engine_load(total=10_000)))
     missing = (UnfinishedGroup(opened, (Retry(opened.group, 1, 0, 1),)),)

@@ -11,9 +11,7 @@ from hypothesis import strategies as st
 
 from agent_rl.config.plugins import ContractError
 from agent_rl.config.selection import Solved
-from agent_rl.groups.book import GroupBook
-from agent_rl.groups.instructions import Decided, Dropped, Ready
-from agent_rl.messages import GroupOutcome, StageEntered
+from agent_rl.messages import GroupOutcome
 from agent_rl.scheduling.curriculum import Frontier, curriculum_of
 from tests import builders
 from tests.agent_rl.scheduling.world import World, progress
@@ -86,35 +84,6 @@ def test_the_frontier_returns_to_problems_that_are_solved_sometimes_and_lets_the
     assert made.admits(Solved(0, 4))
     strict = Frontier(admit=(0, 1))
     assert [strict.admits(Solved(right, 4)) for right in (0, 2, 4)] == [False, True, False]
-
-
-def test_a_refused_group_is_recorded_with_its_reason_and_every_decided_one_with_its_outcome() -> None:
-    algorithm = builders.algorithm(groups_per_step=2)
-    made = Recalls()
-    book = GroupBook(
-        algorithm_of=lambda _: algorithm,
-        stages=[builders.rl_stage()],
-        seed=0,
-        select=lambda group, rng: tuple(range(len(group)))[:2],
-        curricula=lambda _: made,
-    )
-    book.enter(StageEntered(0, 0, 0, restored=True), next_version=0)
-    made.admits = lambda solved: solved.right != 1  # type: ignore[method-assign]
-    reasons = []
-    for number, wrong in enumerate((1, 3, 0)):
-        book.group_opened(group := builders.opened(number))
-        for sample in range(4):
-            done = book.trajectory(builders.trajectory(group, sample, answer="5" if sample < wrong else "4"))
-        (decided,) = [each for each in done if isinstance(each, Decided)]
-        assert decided.problem.number == number
-        reasons += [each.reason for each in done if isinstance(each, Dropped)]
-        assert any(isinstance(each, Ready) for each in done) == (number == 0)
-    outcomes = tuple(GroupOutcome(number, number, 4 - wrong, 4) for number, wrong in enumerate((1, 3, 0)))
-    assert reasons == ["not_admitted", "equal_rewards"]
-    assert book.progress().outcomes == outcomes
-    unfinished = book.unfinished(0)
-    assert unfinished is not None
-    assert unfinished.outcomes == outcomes
 
 
 def test_settings_that_the_class_does_not_take_are_refused() -> None:

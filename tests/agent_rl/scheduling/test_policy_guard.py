@@ -44,46 +44,6 @@ def guarded(*engines: str) -> tuple[Guarded, Scripted]:
     return guard, policy
 
 
-def test_a_sound_decision_passes_unchanged() -> None:
-    guard, policy = guarded("a", "b")
-    guard.turn_waits(turn(), 0.0)
-    policy.next = [Placement("r", "b", 50.0)]
-    assert guard.decide(0.0) == [Placement("r", "b", 50.0)]
-    assert not guard.faults
-
-
-@pytest.mark.parametrize("leaves", ["never here", "draining", "gone"])
-def test_a_turn_on_an_engine_that_is_not_here_goes_to_the_least_loaded(leaves: str) -> None:
-    guard, policy = guarded("a", "b", "c")
-    if leaves == "draining":
-        guard.engine_draining("c", 0.0)
-    elif leaves == "gone":
-        guard.engine_gone("c", 0.0)
-    guard.turn_waits(turn("first"), 0.0)
-    guard.turn_waits(turn("r"), 0.0)
-    policy.next = [Placement("first", "a"), Placement("r", "c" if leaves != "never here" else "nowhere")]
-    assert guard.decide(0.0) == [Placement("first", "a"), Placement("r", "b")]
-    assert guard.faults == {"engine_unknown": 1}
-    assert policy.placed == [("r", "b")]
-
-
-@pytest.mark.parametrize("need", [math.nan, math.inf, -1.0])
-def test_a_need_that_is_no_number_becomes_the_limit(need: float) -> None:
-    guard, policy = guarded("a")
-    guard.turn_waits(turn(), 0.0)
-    policy.next = [Placement("r", "a", need)]
-    assert guard.decide(0.0) == [Placement("r", "a", 100.0)]
-    assert guard.faults == {"need_not_finite": 1}
-
-
-def test_decisions_about_rollouts_that_are_not_there_are_left_out() -> None:
-    guard, policy = guarded("a")
-    guard.turn_waits(turn(), 0.0)
-    policy.next = [Placement("other", "a"), Placement("r", "a"), Placement("r", "a")]
-    assert guard.decide(0.0) == [Placement("r", "a", 0.0)]
-    assert guard.faults == {"rollout_unknown": 2}
-
-
 def test_a_policy_that_never_stops_deciding_is_cut_off() -> None:
     class Endless(PlacementPolicy):
         def decide(self, now: float) -> Iterable[Placement]:
@@ -96,13 +56,31 @@ def test_a_policy_that_never_stops_deciding_is_cut_off() -> None:
     assert guard.faults == {"decisions_endless": 1, "rollout_unknown": 2 + AT_LEAST}
 
 
-def test_a_policy_that_places_nothing_starves_nobody() -> None:
-    guard, policy = guarded("a", "b")
+@pytest.mark.parametrize(
+    ("given", "safe", "faults"),
+    [
+        ([("r", "b", 50.0)], [("r", "b", 50.0)], {}),
+        *(
+            ([("s", "a", 0.0), ("r", engine, 0.0)], [("s", "a", 0.0), ("r", "b", 0.0)], {"engine_unknown": 1})
+            for engine in ("nowhere", "draining", "gone")  # the least loaded takes it
+        ),
+        *(([("r", "a", need)], [("r", "a", 100.0)], {"need_not_finite": 1}) for need in (math.nan, math.inf, -1.0)),
+        ([("other", "a", 0.0), ("r", "a", 0.0), ("r", "a", 0.0)], [("r", "a", 0.0)], {"rollout_unknown": 2}),
+        ([], [("r", "a", 100.0)], {"rollout_starved": 1}),  # nothing runs: the first that waits is placed
+    ],
+)
+def test_a_decision_is_made_safe_and_what_was_unsafe_is_counted(
+    given: list[Any], safe: list[Any], faults: dict[str, int]
+) -> None:
+    guard, policy = guarded("a", "b", "draining", "gone")
+    guard.engine_draining("draining", 0.0)
+    guard.engine_gone("gone", 0.0)
     guard.turn_waits(turn("r"), 0.0)
     guard.turn_waits(turn("s"), 0.0)
-    assert guard.decide(0.0) == [Placement("r", "a", 100.0)]
-    assert guard.faults == {"rollout_starved": 1}
-    assert policy.placed == [("r", "a")]
+    policy.next = [Placement(*each) for each in given]
+    assert guard.decide(0.0) == [Placement(*each) for each in safe]
+    assert guard.faults == faults
+    assert policy.placed == [place[:2] for place in safe if faults.keys() & {"engine_unknown", "rollout_starved"}][-1:]
 
 
 def test_a_turn_that_is_overtaken_again_and_again_is_placed() -> None:
