@@ -58,16 +58,6 @@ def test_both_are_the_mean_over_all_choices_of_k(right: int, wrong: list[int], u
     assert pass_at_k(len(votes), right, k) == pytest.approx(sum(RIGHT in each for each in chosen) / len(chosen))
 
 
-@given(n=st.integers(1, 64), data=st.data())
-def test_pass_at_one_is_the_share_and_it_grows_with_k(n: int, data: st.DataObject) -> None:
-    c = data.draw(st.integers(0, n))
-    values = [pass_at_k(n, c, k) for k in range(1, n + 1)]
-    assert values[0] == pytest.approx(c / n)
-    assert values == sorted(values)
-    assert values[-1] == (c > 0)
-    assert maj_at_k(c, [n - c] if n > c else [], 0, 1) == pytest.approx(c / n)
-
-
 @pytest.mark.parametrize("k", [0, -1, 5])
 def test_no_k_beyond_the_answers(k: int) -> None:
     with pytest.raises(ValueError, match="of 4 answers"):
