@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from agent_rl.config.topology import Interim
+from agent_rl.environments.judging import LOST
 from agent_rl.groups.book import GroupBook
 from agent_rl.groups.instructions import Closed, Evaluated, EvaluationGroupDone, Instruction, Ready
 from agent_rl.groups.measures import mean_interval
@@ -47,18 +48,23 @@ def kinds(instructions: list[Instruction], kind: type) -> list[Any]:
     return [instruction for instruction in instructions if isinstance(instruction, kind)]
 
 
-def settle(made: GroupBook, number: int, answers: list[str | None], *, version: int = 0) -> list[Instruction]:
-    group = builders.opened(number, version=version, samples=len(answers))
-    made.group_opened(group)
+def settle(made: GroupBook, group: GroupOpened, ends: list[str]) -> list[Instruction]:
+    """A group whose samples end so: with an answer, or lost, with this status at each attempt."""
+    assert made.group_opened(group)
     instructions: list[Instruction] = []
-    for sample, answer in enumerate(answers):
-        instructions += made.trajectory(builders.trajectory(group, sample, answer=answer, version=version))
+    for sample, end in enumerate(ends):
+        given = {"status": end} if end in LOST else {"answer": end}
+        for attempt in range(2):
+            each = builders.trajectory(group, sample, attempt=attempt, version=group.policy.version, **given)
+            if made.wants(each):
+                instructions += made.trajectory(each)
     return instructions
 
 
 def test_the_draw_of_a_group_is_the_runs_and_the_groups_own() -> None:
     def kept(seed: int, number: int) -> Any:
-        return kinds(settle(book(seed=seed, samples=8), number, ["4", "5"] * 4), Ready)[0].kept
+        done = settle(book(seed=seed, samples=8), builders.opened(number, samples=8), ["4", "5"] * 4)
+        return kinds(done, Ready)[0].kept
 
     runs, groups = [kept(seed, 0) for seed in range(6)], [kept(0, number) for number in range(6)]
     assert len(set(runs)) > 1 < len(set(groups))
@@ -76,8 +82,8 @@ def test_the_journals_judgement_counts_before_the_trajectorys_own() -> None:
 def test_a_group_of_a_version_that_was_lost_with_the_power_is_due_by_the_version_of_the_next_step() -> None:
     made = book(groups_per_step=1, max_staleness=1)
     made.group_opened(lost := builders.opened(0, version=9))
-    assert kinds(settle(made, 1, ["4", "5", "4", "5"]), Closed)
-    assert not kinds(settle(made, 2, ["4", "5", "4", "5"], version=1), Closed)
+    assert kinds(settle(made, builders.opened(1), ["4", "5", "4", "5"]), Closed)
+    assert not kinds(settle(made, builders.opened(2, version=1), ["4", "5", "4", "5"]), Closed)
     assert made.waits_for() == (lost.group,)
 
 
@@ -94,7 +100,8 @@ def test_the_newest_outcomes_are_told_again_and_again_and_all_of_them_when_asked
 
 def test_figures_are_by_environment_where_the_run_has_several() -> None:
     for several in (True, False):
-        (closed,) = kinds(settle(book(groups_per_step=1, several=several), 0, ["4", "5"]), Closed)
+        made = book(groups_per_step=1, several=several)
+        (closed,) = kinds(settle(made, builders.opened(samples=2), ["4", "5"]), Closed)
         assert list(closed.figures.environments) == ["arithmetic"] * several
 
 

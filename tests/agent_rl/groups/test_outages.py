@@ -24,18 +24,9 @@ def book(stage: int = RL) -> GroupBook:
     return grouping.book(stage=stage, stages=STAGES, rollout_attempts=2)
 
 
-def settle(made: GroupBook, number: int, statuses: list[str], *, purpose: Any = "train") -> list[Instruction]:
-    """A group whose samples end so, each failing as often as it is tried."""
+def settle(made: GroupBook, number: int, ends: list[str], *, purpose: Any = "train") -> list[Instruction]:
     stage = made.entered.stage  # type: ignore[union-attr]
-    group = builders.opened(number, stage=stage, samples=len(statuses), purpose=purpose)
-    made.group_opened(group)
-    done: list[Instruction] = []
-    for sample, status in enumerate(statuses):
-        for attempt in range(2):
-            each = builders.trajectory(group, sample, status=status, attempt=attempt, answer="45"[sample % 2])
-            if made.wants(each):
-                done += made.trajectory(each)
-    return done
+    return grouping.settle(made, builders.opened(number, stage=stage, samples=len(ends), purpose=purpose), ends)
 
 
 def outages(instructions: list[Instruction]) -> list[Outage]:

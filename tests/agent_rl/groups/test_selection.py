@@ -15,7 +15,7 @@ from agent_rl.groups.selection import Selection
 from agent_rl.messages import GroupOpened, GroupsUnfinished, Retry, StageEntered, UnfinishedGroup
 from agent_rl.scheduling.ids import group_id
 from tests import builders
-from tests.agent_rl.groups.test_grouping import book, kinds
+from tests.agent_rl.groups.test_grouping import book, kinds, settle
 from tests.agent_rl.scheduling.test_scheduling import World, progress, scheduler
 
 SAMPLES = 2
@@ -61,28 +61,19 @@ def selecting(stage: SelectStage) -> GroupBook:
     return made
 
 
-def settle(made: GroupBook, number: int, answers: list[str | None], problems: int = 4) -> list:
-    """All samples of a problem; None: that one is lost in both its attempts."""
-    group, instructions = sampled(number, problems), []
-    assert made.group_opened(group)
-    for sample, answer in enumerate(answers):
-        for attempt in range(1 if answer else 2):
-            rollout = builders.trajectory(
-                group, sample, answer=answer, attempt=attempt, status="finished" if answer else "failed"
-            )
-            instructions += made.trajectory(rollout)
-    return instructions
-
-
 def test_problems_are_counted_one_by_one_and_those_always_solved_are_dropped() -> None:
     made = selecting(select_stage())
-    instructions = [*settle(made, 2, ["4", "4"]), *settle(made, 0, ["4", "5"]), *settle(made, 3, ["4", None])]
+    instructions = [
+        *settle(made, sampled(2), ["4", "4"]),
+        *settle(made, sampled(0), ["4", "5"]),
+        *settle(made, sampled(3), ["4", "failed"]),
+    ]
     counts = {each.problem.number: each.problem for each in kinds(instructions, Sampled)}
     assert {number: each.solved.right for number, each in counts.items()} == {2: 2, 0: 1, 3: 1}
     assert (counts[3].solved.samples, counts[3].lost, counts[2].id) == (2, 1, "p2")
     assert kinds(instructions, Selected) == []
     assert made.evaluation_progress == (5, 8)
-    (done,) = kinds(settle(made, 1, ["5", "5"]), Selected)
+    (done,) = kinds(settle(made, sampled(1), ["5", "5"]), Selected)
     assert done.kept == (0, 1, 3)
     figures = done.figures
     assert (figures.problems, figures.kept, figures.dropped) == (4, 3, {"always_solved": 1})
@@ -93,14 +84,14 @@ def test_problems_are_counted_one_by_one_and_those_always_solved_are_dropped() -
 
 def test_where_nothing_is_kept_the_run_ends_with_the_key_to_change_and_another_rule_needs_no_new_sample() -> None:
     made = selecting(select_stage())
-    last = [each for number in range(2) for each in settle(made, number, ["4", "4"], problems=2)]
+    last = [each for number in range(2) for each in settle(made, sampled(number, 2), ["4", "4"])]
     (outage,) = kinds(last, Outage)
     assert "stages.0: select stage 'hard' keeps none of its 2 problems (2 always solved)" in outage.message
     assert "change stages.0.keep and run again" in outage.message
     again = Selection(select_stage(keep=Difficulty(below=1.0, at_least=0.25)), problems=2)
     again.restore(*[each.problem for each in kinds(last, Sampled)])
     assert isinstance(again.result(0), Outage)
-    some = settle(selecting(select_stage(keep=Difficulty(drop_unsolved=True))), 0, ["5", "5"], problems=1)
+    some = settle(selecting(select_stage(keep=Difficulty(drop_unsolved=True))), sampled(0, 1), ["5", "5"])
     (outage,) = kinds(some, Outage)
     assert "1 never solved" in outage.message
     relaxed = Selection(select_stage(), problems=1)
@@ -128,7 +119,7 @@ def test_whatever_the_order_and_wherever_it_is_restarted_the_same_problems_are_k
             made = selecting(stage)
             assert isinstance(made.whole, Selection)
             made.whole.restore(*counted)
-        last = settle(made, number, answers[number], problems=len(answers))
+        last = settle(made, sampled(number, len(answers)), answers[number])
         counted += [each.problem for each in kinds(last, Sampled)]
     assert sorted(each.number for each in counted) == list(range(len(answers)))
     shares = [right.count("4") / 2 for right in answers]
