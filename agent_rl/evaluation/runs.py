@@ -20,17 +20,8 @@ LAST_STEPS = 10
 """Steps of which training success is the mean."""
 SIGNIFICANT = 0.05
 NUMBERS = (
-    "steps",
-    "steps_updated",
-    "groups_trained",
-    "groups_dropped",
-    "rollouts_sampled",
-    "tokens_sampled",
-    "tokens_trained",
-    "tokens_per_second_rl",
-    "mean_staleness",
-    "minutes",
-    "minutes_rl",
+    *("steps", "steps_updated", "groups_trained", "groups_dropped", "rollouts_sampled"),
+    *("tokens_sampled", "tokens_trained", "tokens_per_second_rl", "mean_staleness", "minutes", "minutes_rl"),
 )
 """Figures of the summary that are shown as they are: a run has each once, so that nothing is known of its spread."""
 PLACES = frozenset({"run.directory", "run.name"})
