@@ -1,7 +1,5 @@
 """Both networks fulfil the contract: memory in virtual time, ZeroMQ over ipc in short real time."""
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 

@@ -5,8 +5,6 @@ answers, refuses, and acknowledges some pushes only later. Afterwards the networ
 settled.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter, defaultdict
 

@@ -28,7 +28,7 @@ def interim(number: int, version: int = 2) -> GroupOpened:
     return replace(group, group=group_id(0, number, version), evaluation=Evaluation(0, version))
 
 
-def test_an_evaluation_is_told_when_its_last_group_is_judged_and_no_step_counts_it() -> None:
+def test_an_evaluation_is_told_when_its_last_group_is_judged_and_no_step_counts_it():
     made = book()
     made.stages = [STAGE]
     made.entered = None
@@ -52,7 +52,7 @@ def test_an_evaluation_is_told_when_its_last_group_is_judged_and_no_step_counts_
 
 @settings(deadline=None)
 @given(st.permutations([at_step for at_step in STAGE.evaluation_steps for _ in range(PROBLEMS)]))
-def test_whatever_the_order_each_is_complete_once(order: list[int]) -> None:
+def test_whatever_the_order_each_is_complete_once(order):
     evaluations = InterimEvaluations(STAGE)
     rollout = RolloutFigures(
         1, 1, 0, 0, truncated=False, seconds=0.0, reward=1.0, success=True, purpose="evaluate_sampled"
@@ -67,7 +67,7 @@ def test_whatever_the_order_each_is_complete_once(order: list[int]) -> None:
 
 
 @pytest.mark.parametrize(("every", "steps"), [(1, [1, 2, 3, 4, 5]), (2, [2, 4]), (5, [5]), (6, []), (7, [])])
-def test_after_which_steps_a_stage_is_evaluated(every: int, steps: list[int]) -> None:
+def test_after_which_steps_a_stage_is_evaluated(every, steps):
     stage = builders.rl_stage(steps=6, evaluate=Interim(every=every, problems=1))
     assert list(stage.evaluation_steps) == steps
     assert json.loads(stage.interim(every).model_dump_json())["name"] == f"rl@{every}"

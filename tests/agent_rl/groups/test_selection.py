@@ -1,7 +1,5 @@
 """A select stage: every problem is sampled once, counted once, and kept or dropped by the rule."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -30,7 +28,7 @@ def select_stage(**changes) -> SelectStage:
 # The scheduler --------------------------------------------------------------------------------------------------------
 
 
-def test_a_restarted_scheduler_samples_what_is_missing_and_opens_no_problem_again() -> None:
+def test_a_restarted_scheduler_samples_what_is_missing_and_opens_no_problem_again():
     stages = [select_stage(), builders.rl_stage()]
     made, opened = World(scheduler(stages=stages, problem_count=lambda _: 4)), sampled(1)
     made.do(made.scheduler.policy_published(builders.published()))
@@ -61,7 +59,7 @@ def selecting(stage: SelectStage) -> GroupBook:
     return made
 
 
-def test_problems_are_counted_one_by_one_and_those_always_solved_are_dropped() -> None:
+def test_problems_are_counted_one_by_one_and_those_always_solved_are_dropped():
     made = selecting(select_stage())
     instructions = [
         *settle(made, sampled(2), ["4", "4"]),
@@ -82,7 +80,7 @@ def test_problems_are_counted_one_by_one_and_those_always_solved_are_dropped() -
     assert kinds(made.enter(StageEntered(1, 0, 0, restored=False), next_version=0), Dropped) == []
 
 
-def test_where_nothing_is_kept_the_run_ends_with_the_key_to_change_and_another_rule_needs_no_new_sample() -> None:
+def test_where_nothing_is_kept_the_run_ends_with_the_key_to_change_and_another_rule_needs_no_new_sample():
     made = selecting(select_stage())
     last = [each for number in range(2) for each in settle(made, sampled(number, 2), ["4", "4"])]
     (outage,) = kinds(last, Outage)
@@ -108,7 +106,7 @@ def test_where_nothing_is_kept_the_run_ends_with_the_key_to_change_and_another_r
 )
 @settings(deadline=None, max_examples=25)
 @given(st.data())
-def test_whatever_the_order_and_wherever_it_is_restarted_the_same_problems_are_kept(keep: dict, data) -> None:
+def test_whatever_the_order_and_wherever_it_is_restarted_the_same_problems_are_kept(keep, data):
     answers = data.draw(st.lists(st.lists(st.sampled_from(["4", "5"]), min_size=2, max_size=2), min_size=1, max_size=6))
     order = data.draw(st.permutations(range(len(answers))))
     restart = data.draw(st.integers(0, len(answers)))

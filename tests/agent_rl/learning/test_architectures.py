@@ -1,7 +1,5 @@
 """A tiny random model of each architecture: engine, learner and transformers agree, and a checkpoint is the same bits."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +58,7 @@ def save(kind: str, path: Path, **more: Any) -> Any:
     return model
 
 
-def test_the_documents_list_the_architectures() -> None:
+def test_the_documents_list_the_architectures():
     page = (Path(__file__).parents[3] / "docs/families.md").read_text("utf-8")
     assert f"| exact | {', '.join(sorted(EXACT))} |" in page
     assert all(f"| refused: {why} |" in page for why in OTHERS.values())
@@ -93,7 +91,7 @@ async def sampled(path: Path, learner: PolicyModel, tokens: list[int]) -> float:
     "kind", [pytest.param(kind, marks=() if kind in QUICK else pytest.mark.slow) for kind in sorted(EXACT)]
 )
 @torch.no_grad()
-def test_engine_learner_and_transformers_agree(kind: str, tmp_path: Path) -> None:
+def test_engine_learner_and_transformers_agree(kind, tmp_path):
     model = save(kind, tmp_path / "model")
     learner = learner_of(tmp_path / "model")
     assert learner.max_length == min(256, window(model.config.to_dict()) or 256)
@@ -129,9 +127,7 @@ def test_engine_learner_and_transformers_agree(kind: str, tmp_path: Path) -> Non
         ("stablelm", {}, "attention of its own kind"),
     ],
 )
-def test_what_cannot_be_trained_is_refused_by_its_configuration(
-    kind: str, more: dict[str, Any], said: str, tmp_path: Path
-) -> None:
+def test_what_cannot_be_trained_is_refused_by_its_configuration(kind, more, said, tmp_path):
     if kind not in CONFIG_MAPPING:
         pytest.skip("this transformers does not have it")
     config = save(kind, tmp_path, **more).config.to_dict()
@@ -141,9 +137,7 @@ def test_what_cannot_be_trained_is_refused_by_its_configuration(
 
 
 @pytest.mark.parametrize("kind", ["gpt_oss", "stablelm"])
-def test_a_type_that_nobody_compared_is_compared_at_the_start(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_type_that_nobody_compared_is_compared_at_the_start(kind, tmp_path, monkeypatch):
     monkeypatch.delitem(OTHERS, kind)
     save(kind, tmp_path)
     with pytest.raises(TrainingStoppedError, match=r"not computed as transformers|cannot be computed in packed rows"):

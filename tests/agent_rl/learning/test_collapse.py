@@ -1,11 +1,8 @@
 """What is taken for a collapse, and which checkpoint is the best."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -39,14 +36,12 @@ FELL = "success fell to 35.0%, from 75.0% in the 2 steps to step 2"
         ({"window": 1, "length_factor": 2.0}, FALLING, ["", "", SHORT, LONG]),
     ],
 )
-def test_what_is_a_collapse(
-    settings: dict[str, Any], steps: list[tuple[float, float, float]], faults: list[str]
-) -> None:
+def test_what_is_a_collapse(settings, steps, faults):
     watch = CollapseWatch(Collapse(**settings))
     assert [watch.step(number, *figures(*step)) for number, step in enumerate(steps, 1)] == faults
 
 
-def test_steps_without_figures_say_nothing() -> None:
+def test_steps_without_figures_say_nothing():
     watch = CollapseWatch(Collapse(window=1))
     assert watch.step(1, *figures(0.9)) == ""
     assert watch.step(2, *figures(0.0, None)) == ""
@@ -55,7 +50,7 @@ def test_steps_without_figures_say_nothing() -> None:
 
 
 @pytest.mark.parametrize("at", range(6))
-def test_a_restart_changes_nothing(at: int) -> None:
+def test_a_restart_changes_nothing(at):
     successes = [0.5, 0.9, 0.8, 0.5, 0.3, 0.2]
     whole, halved = CollapseWatch(Collapse(window=2)), CollapseWatch(Collapse(window=2))
     for number, success in enumerate(successes):
@@ -68,14 +63,14 @@ def test_a_restart_changes_nothing(at: int) -> None:
     assert whole.best_version == 2  # of the windows that end in a checkpoint the one of 0.9 and 0.8
 
 
-def test_before_the_first_step_no_checkpoint_is_the_best() -> None:
+def test_before_the_first_step_no_checkpoint_is_the_best():
     watch = CollapseWatch(Collapse())
     watch.saved(3)
     assert watch.best_version is None
     json.dumps(watch.state(), allow_nan=False)
 
 
-def test_the_message_says_what_to_do() -> None:
+def test_the_message_says_what_to_do():
     said = collapse_message("rl", 530, "success fell", Path("runs/a/checkpoints/best-version-000500-stage-00"))
     assert said.startswith("step 530 of stage 'rl': training has collapsed: success fell")
     assert "start a new run from it (model.path)" in said

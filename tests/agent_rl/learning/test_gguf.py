@@ -1,7 +1,5 @@
 """A model survives the way through a GGUF file: weights, tokens, template, ends; and a bad file leaves nothing."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import re

@@ -1,11 +1,7 @@
 """The numerics guard names what an engine does wrong, and is silent where nothing is wrong."""
 
-from __future__ import annotations
-
 import copy
 import json
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -20,7 +16,7 @@ PLAIN = Sampled(1.0)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
+def one_thread():
     """More are slower for so small a model."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -29,18 +25,18 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def path(tmp_path_factory):
     return write_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")
-def pairs(path: Path) -> dict[bool, Pair]:
+def pairs(path):
     """Without and with adapters."""
     return {False: Pair(path), True: Pair(path, lora=Lora(rank=4))}
 
 
 @pytest.fixture
-def pair(pairs: dict[bool, Pair]) -> Pair:
+def pair(pairs):
     return anew(pairs[False])
 
 
@@ -50,7 +46,7 @@ def anew(pair: Pair) -> Pair:
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_is_found_at_once_and_named(name: str, pairs: dict[bool, Pair]) -> None:
+def test_a_fault_is_found_at_once_and_named(name, pairs):
     fault = FAULTS[name]
     pair = anew(pairs[fault.lora])
     weights = {name: tensor.clone() for name, tensor in pair.model.trained().items()}
@@ -60,13 +56,13 @@ def test_a_fault_is_found_at_once_and_named(name: str, pairs: dict[bool, Pair]) 
 
 
 @pytest.mark.parametrize("name", ["logits scaled", "end masked", "epsilon", "norm of a layer old", "learner's dropout"])
-def test_a_small_fault_or_one_of_the_learner_is_named(name: str, path: Path) -> None:
+def test_a_small_fault_or_one_of_the_learner_is_named(name, path):
     fault = FRESH[name]
     pair = Pair(path)
     assert fault.named in pair.guard.check(fault.rollouts(pair), fault.known)
 
 
-def test_a_small_difference_that_nothing_explains_is_reported_by_the_second_check(pair: Pair) -> None:
+def test_a_small_difference_that_nothing_explains_is_reported_by_the_second_check(pair):
     wrong = pair.rollouts(plain(pair.engine))
     for rollout in wrong:
         rollout.behaviour += 0.01 * torch.linspace(-1.0, 1.0, len(rollout.behaviour)).roll(int(rollout.tokens[0]))
@@ -75,9 +71,7 @@ def test_a_small_difference_that_nothing_explains_is_reported_by_the_second_chec
 
 
 @pytest.mark.slow
-def test_the_benchmark_counts_what_is_found_and_what_is_named(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_benchmark_counts_what_is_found_and_what_is_named(monkeypatch, capsys):
     cold = FAULTS["cold"]
     faults = {"cold": cold, "by another name": cold._replace(named="hot"), "none": cold._replace(rollouts=sound)}
     monkeypatch.setattr(bench_guard, "FAULTS", faults)
@@ -93,12 +87,12 @@ def sound(pair: Pair):
     return pair.rollouts(plain(pair.engine))
 
 
-def test_filters_that_the_run_knows_of_are_sound(pair: Pair) -> None:
+def test_filters_that_the_run_knows_of_are_sound(pair):
     for filtered, known in ((top_k(10), Sampled(1.0, top_k=10)), (top_p(0.8), Sampled(1.0, top_p=0.8))):
         assert pair.guard.check(pair.rollouts(plain(pair.engine), filtered=filtered), known) == ""
 
 
-def test_only_the_beginning_of_a_rollout_that_one_version_sampled_is_compared(pair: Pair) -> None:
+def test_only_the_beginning_of_a_rollout_that_one_version_sampled_is_compared(pair):
     long = sound(pair)
     for rollout in long:
         rollout.versions[15:] = 3
@@ -110,11 +104,11 @@ def test_only_the_beginning_of_a_rollout_that_one_version_sampled_is_compared(pa
     assert pair.guard.check(none, PLAIN) == ""
 
 
-def test_merged_adapters_are_sound(pairs: dict[bool, Pair]) -> None:
+def test_merged_adapters_are_sound(pairs):
     assert anew(pairs[True]).guard.check(sound(pairs[True]), PLAIN) == ""
 
 
-def test_a_sound_engine_is_never_accused(pair: Pair) -> None:
+def test_a_sound_engine_is_never_accused(pair):
     half = copy.deepcopy(pair.engine).bfloat16()
     for seed in range(12):
         for engine in (pair.engine, half):

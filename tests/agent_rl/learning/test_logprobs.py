@@ -1,7 +1,5 @@
 """Log-probabilities in pieces: equal to the plain ones, with their gradients, and in bounded memory."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -28,15 +26,8 @@ def plain(hidden: Any, weight: Any, bias: Any, targets: Any, temperature: float)
 @pytest.mark.parametrize("uses", [[0], [1], [0, 1]], ids=["logprobs", "entropy", "both"])
 @pytest.mark.parametrize("tokens", [None, 40, 30])
 def test_pieces_and_tokens_that_are_never_sampled_change_neither_values_nor_gradients(
-    monkeypatch: pytest.MonkeyPatch,
-    tokens_at_once: int,
-    least: int,
-    temperature: float,
-    *,
-    with_bias: bool,
-    uses: list[int],
-    tokens: int | None,
-) -> None:
+    monkeypatch, tokens_at_once, least, temperature, *, with_bias, uses, tokens
+):
     """A second backward pass too gives the same, though the first has used what the forward pass kept."""
     monkeypatch.setattr(logprobs, "LEAST", least)
     monkeypatch.setattr(logprobs, "CACHED", 100)
@@ -62,7 +53,7 @@ def test_pieces_and_tokens_that_are_never_sampled_change_neither_values_nor_grad
         assert not one[len(other) :].any()
 
 
-def test_entropies_that_nobody_wants_are_not_made() -> None:
+def test_entropies_that_nobody_wants_are_not_made():
     hidden, weight, targets = torch.randn(5, 3), torch.randn(7, 3), torch.tensor([0, 1, 2, 3, 6])
     made = [
         chunked_logprobs(hidden, weight, None, targets, temperature=1.0, tokens_at_once=2, with_entropy=wanted)
@@ -91,13 +82,13 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
 """
 
 
-def test_the_peak_is_a_few_pieces_not_the_whole_logits() -> None:
+def test_the_peak_is_a_few_pieces_not_the_whole_logits():
     """The whole logits would be 1,024 MiB, and their gradient as much again; a piece of 256 tokens is 32 MiB."""
     done = subprocess.run([sys.executable, "-c", PEAK, "256"], capture_output=True, text=True, check=True)
     assert float(done.stdout) < 5 * 32
 
 
-def test_one_dnn_layers_are_the_linear_layers_they_replace() -> None:
+def test_one_dnn_layers_are_the_linear_layers_they_replace():
     torch.manual_seed(0)
     plain, other = torch.nn.Linear(12, 7), torch.nn.Linear(12, 7)
     other.load_state_dict(plain.state_dict())
@@ -145,11 +136,11 @@ def growth(**environment: str) -> float:
     return float(done.stdout)
 
 
-def test_products_of_ever_new_lengths_take_no_more_memory() -> None:
+def test_products_of_ever_new_lengths_take_no_more_memory():
     assert growth() < 25
 
 
 @pytest.mark.slow
-def test_without_the_bound_they_do() -> None:
+def test_without_the_bound_they_do():
     """As many are kept as the libraries keep of their own accord: the test above can fail."""
     assert growth(**dict.fromkeys(CACHES, "1024")) > 60

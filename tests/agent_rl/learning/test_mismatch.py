@@ -2,8 +2,6 @@
 amount.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -33,7 +31,7 @@ def trainer(model: Path, mismatch_tokens: int = 1024, **changes: Any) -> Trainer
 
 
 @pytest.mark.parametrize("max_tokens", [10_000, 60])
-def test_figures_are_those_of_each_token_by_the_weights_that_sampled_it(model: Path, max_tokens: int) -> None:
+def test_figures_are_those_of_each_token_by_the_weights_that_sampled_it(model, max_tokens):
     """Of rollouts of several versions with branches, of which the weights of the last four are here."""
     temperature = 0.7
     trained = trainer(model, temperature=temperature)
@@ -73,7 +71,7 @@ def test_figures_are_those_of_each_token_by_the_weights_that_sampled_it(model: P
     assert {name: getattr(figures, name) for name in expected} == pytest.approx(expected, rel=1e-3)
 
 
-def test_the_engines_part_of_the_gap_is_told_from_the_policys_move(model: Path) -> None:
+def test_the_engines_part_of_the_gap_is_told_from_the_policys_move(model):
     """One step on, rollouts of the version before: the learner still knows what it would have said then."""
     off, trained = 0.3, trainer(model)
     trained.copy_weights(0)
@@ -97,7 +95,7 @@ def test_the_engines_part_of_the_gap_is_told_from_the_policys_move(model: Path) 
     assert any(not torch.equal(before[name], tensor) for name, tensor in trained.model.trained().items())
 
 
-def test_measuring_changes_nothing_that_is_trained(model: Path) -> None:
+def test_measuring_changes_nothing_that_is_trained(model):
     ends = []
     for tokens in (0, 1024):
         trained = trainer(model, tokens)
@@ -111,7 +109,7 @@ def test_measuring_changes_nothing_that_is_trained(model: Path) -> None:
     assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
 
 
-def test_only_so_many_older_versions_are_kept_and_of_unknown_ones_nothing_is_told(model: Path) -> None:
+def test_only_so_many_older_versions_are_kept_and_of_unknown_ones_nothing_is_told(model):
     older = OlderWeights(2)
     for version in range(5):
         older.remember(version, {"w": torch.tensor(version)})

@@ -40,9 +40,7 @@ def sequences() -> list[torch.Tensor]:
 @pytest.mark.parametrize("name", sorted(CONFIGS))
 @pytest.mark.parametrize("block", [0, 1])
 @pytest.mark.parametrize("options", [{}, {"activation_checkpointing": True}, {"logits_mib": 0}], ids=str)
-def test_packed_sequences_get_what_they_get_alone(
-    name: str, block: int, options: dict[str, Any], tmp_path: Path
-) -> None:
+def test_packed_sequences_get_what_they_get_alone(name, block, options, tmp_path):
     """Also where the prompt that they share is computed once. Layers are computed again where that is asked for."""
     path = saved(CONFIGS[name], tmp_path)
     model = PolicyModel(path, dtype="float32", device="cpu", options=ModelOptions(**options))
@@ -77,7 +75,7 @@ DROPPING: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("name", DROPPING)
-def test_nothing_is_dropped_unless_asked(name: str, tmp_path: Path, *, checkpointing: bool) -> None:
+def test_nothing_is_dropped_unless_asked(name, tmp_path, *, checkpointing):
     config = AutoConfig.for_model(name, **SHAPE, **DROPPING[name])
     options = ModelOptions(activation_checkpointing=checkpointing)
     model = PolicyModel(saved(config, tmp_path), dtype="float32", device="cpu", options=options)
@@ -99,7 +97,7 @@ def test_nothing_is_dropped_unless_asked(name: str, tmp_path: Path, *, checkpoin
     assert model.module.config.to_dict().items() >= DROPPING[name].items()  # as it is saved
 
 
-def test_windows_that_sequences_fit_into_are_no_matter_and_others_are_refused() -> None:
+def test_windows_that_sequences_fit_into_are_no_matter_and_others_are_refused():
     row = pack(sequences(), torch.device("cpu"))
     qkv = [torch.randn(1, 2, sum(LENGTHS), 8) for _ in range(3)]
     module = torch.nn.Identity()
@@ -117,7 +115,7 @@ def test_windows_that_sequences_fit_into_are_no_matter_and_others_are_refused() 
 
 
 @pytest.mark.parametrize("library", ["flash_attn", "torch"])
-def test_the_kernels_for_gpus_are_given_what_they_expect(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kernels_for_gpus_are_given_what_they_expect(library, monkeypatch):
     """A stand-in for each library's function, by its documentation, gives what one call a sequence gives."""
     import sys
     import types
@@ -146,7 +144,7 @@ def test_the_kernels_for_gpus_are_given_what_they_expect(library: str, monkeypat
 
     if library == "flash_attn":
         module = types.ModuleType("flash_attn")
-        module.flash_attn_varlen_func = flash  # type: ignore[attr-defined]
+        module.flash_attn_varlen_func = flash
         monkeypatch.setitem(sys.modules, "flash_attn", module)
     else:
         monkeypatch.setitem(sys.modules, "flash_attn", None)
@@ -162,7 +160,7 @@ def test_the_kernels_for_gpus_are_given_what_they_expect(library: str, monkeypat
     assert torch.allclose(made, expected[0], atol=1e-6)
 
 
-def test_a_kernel_for_gpus_is_given_rows_in_half_precision_that_share_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_for_gpus_is_given_rows_in_half_precision_that_share_nothing(monkeypatch):
     class OnGpu(torch.Tensor):
         is_cuda = True
 

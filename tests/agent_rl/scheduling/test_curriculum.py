@@ -34,7 +34,7 @@ class Recalls:
 
 
 @given(st.lists(st.tuples(st.integers(0, 19), st.integers(0, 8)), min_size=1, max_size=6))
-def test_every_outcome_is_observed_once_whatever_reports_repeat(reports: list[tuple[int, int]]) -> None:
+def test_every_outcome_is_observed_once_whatever_reports_repeat(reports):
     made, world = Recalls(), World()
     world.scheduler._opening._curricula = lambda _: made
     world.begin()
@@ -45,7 +45,7 @@ def test_every_outcome_is_observed_once_whatever_reports_repeat(reports: list[tu
     assert Counter(made.known) == Counter((n // 2, Solved(n % 5, 4)) for n in heard)
 
 
-def test_of_a_problem_its_newest_group_counts_and_half_of_what_was_known_before() -> None:
+def test_of_a_problem_its_newest_group_counts_and_half_of_what_was_known_before():
     made, rng = Frontier(again=1, rest=0), random.Random(0)
     for problem, solved in ((0, Solved(4, 4)), (0, Solved(2, 4)), (1, Solved(1, 4)), (2, Solved(0, 0))):
         made.observe(problem, solved)
@@ -55,7 +55,7 @@ def test_of_a_problem_its_newest_group_counts_and_half_of_what_was_known_before(
     assert drawn.keys() == {0, 1}
 
 
-def test_a_problem_rests_after_it_was_chosen_until_enough_others_are_decided() -> None:
+def test_a_problem_rests_after_it_was_chosen_until_enough_others_are_decided():
     made, rng = Frontier(again=1, rest=3), random.Random(0)
     made.observe(0, Solved(2, 4))
     chosen = []
@@ -65,7 +65,7 @@ def test_a_problem_rests_after_it_was_chosen_until_enough_others_are_decided() -
     assert chosen == [9, 9, 9, 0, 9, 9, 0, 9]
 
 
-def test_the_frontier_returns_to_problems_that_are_solved_sometimes_and_lets_them_rest() -> None:
+def test_the_frontier_returns_to_problems_that_are_solved_sometimes_and_lets_them_rest():
     made, rng = Frontier(again=0.5, rest=10), random.Random(0)
     fresh, last, returned, chosen = 0, {}, set(), []
     for turn in range(2000):
@@ -86,7 +86,7 @@ def test_the_frontier_returns_to_problems_that_are_solved_sometimes_and_lets_the
     assert [strict.admits(Solved(right, 4)) for right in (0, 2, 4)] == [False, True, False]
 
 
-def test_settings_that_the_class_does_not_take_are_refused() -> None:
+def test_settings_that_the_class_does_not_take_are_refused():
     algorithm = builders.algorithm(curriculum="frontier", curriculum_settings={"agian": 0.2})
     with pytest.raises(ContractError, match=r"frontier fails with curriculum_settings \{'agian': 0.2\} .*agian"):
         curriculum_of(algorithm)

@@ -54,9 +54,7 @@ def of(*turns: CompletedTurn, generator: str = "rollout_generator.0") -> TurnsCo
     st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), st.integers(1, 4)), max_size=12),
     st.integers(0, 6),
 )
-def test_what_is_kept_is_always_a_beginning_of_one_history(
-    runs: list[list[int]], arrivals: list[tuple[int, int, int]], room: int
-) -> None:
+def test_what_is_kept_is_always_a_beginning_of_one_history(runs, arrivals, room):
     """Messages of several runs of a rollout may come in any order, some of them twice or never."""
     histories = [history(*tokens) for tokens in runs]
     limit = room * size_of(histories[0][0])
@@ -82,7 +80,7 @@ def test_what_is_kept_is_always_a_beginning_of_one_history(
         ("a123 b2", "b12"),  # it goes on from an earlier turn, and replaces the later ones
     ],
 )
-def test_turns_continue_what_is_kept(messages: str, kept: str) -> None:
+def test_turns_continue_what_is_kept(messages, kept):
     runs = {"a": history(1, 2, 3), "b": history(1, 5, 6)}
     held = KeptTurns(1 << 20)
     for run, *numbers in messages.split():
@@ -91,14 +89,14 @@ def test_turns_continue_what_is_kept(messages: str, kept: str) -> None:
     assert [each.after for each in held.of(ROLLOUT)] == [runs[run][int(number) - 1].after for number in numbers]
 
 
-def test_what_finds_no_room_is_left_out_and_counted_and_what_is_there_stays() -> None:
+def test_what_finds_no_room_is_left_out_and_counted_and_what_is_there_stays():
     turns = history(1, 2, 3)
     kept = KeptTurns(size_of(turns[0]))
     kept.add(of(*turns))
     assert (kept.of(ROLLOUT), kept.left_out) == ((turns[0],), 1)
 
 
-def test_turns_of_a_policy_that_the_run_has_not_had_are_forgotten() -> None:
+def test_turns_of_a_policy_that_the_run_has_not_had_are_forgotten():
     first, newest = history(1, 2)
     for at, newer in enumerate([(1, 1), (2, 0), (2, 1)]):
         kept = KeptTurns(1 << 20, recorded=True)
@@ -112,7 +110,7 @@ def test_turns_of_a_policy_that_the_run_has_not_had_are_forgotten() -> None:
         assert (kept.of(ROLLOUT), kept.bytes, [len(each.turns) for each in kept.changes()]) == ((), 0, [2, 0])
 
 
-def test_a_scheduler_keeps_the_turns_of_the_generator_that_has_the_rollout_until_it_is_done() -> None:
+def test_a_scheduler_keeps_the_turns_of_the_generator_that_has_the_rollout_until_it_is_done():
     kept = KeptTurns(1 << 20)
     world = World(kept=kept).begin()
     made, request = world.scheduler, world.place(ROLLOUT).request

@@ -1,7 +1,5 @@
 """Which group is opened next, within which budget, and what its rollouts are asked for with."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import count, product, takewhile
 

@@ -44,7 +44,7 @@ def guarded(*engines: str) -> tuple[Guarded, Scripted]:
     return guard, policy
 
 
-def test_a_policy_that_never_stops_deciding_is_cut_off() -> None:
+def test_a_policy_that_never_stops_deciding_is_cut_off():
     class Endless(PlacementPolicy):
         def decide(self, now: float) -> Iterable[Placement]:
             while True:
@@ -69,9 +69,7 @@ def test_a_policy_that_never_stops_deciding_is_cut_off() -> None:
         ([], [("r", "a", 100.0)], {"rollout_starved": 1}),  # nothing runs: the first that waits is placed
     ],
 )
-def test_a_decision_is_made_safe_and_what_was_unsafe_is_counted(
-    given: list[Any], safe: list[Any], faults: dict[str, int]
-) -> None:
+def test_a_decision_is_made_safe_and_what_was_unsafe_is_counted(given, safe, faults):
     guard, policy = guarded("a", "b", "draining", "gone")
     guard.engine_draining("draining", 0.0)
     guard.engine_gone("gone", 0.0)
@@ -83,7 +81,7 @@ def test_a_decision_is_made_safe_and_what_was_unsafe_is_counted(
     assert policy.placed == [place[:2] for place in safe if faults.keys() & {"engine_unknown", "rollout_starved"}][-1:]
 
 
-def test_a_turn_that_is_overtaken_again_and_again_is_placed() -> None:
+def test_a_turn_that_is_overtaken_again_and_again_is_placed():
     guard, policy = guarded("a", "b")
     guard.turn_waits(turn("old"), 0.0)
     overtaken = 0
@@ -100,7 +98,7 @@ def test_a_turn_that_is_overtaken_again_and_again_is_placed() -> None:
     assert guard.faults == {"rollout_starved": 1}
 
 
-def test_rollouts_that_lost_their_engine_overtake_nobody() -> None:
+def test_rollouts_that_lost_their_engine_overtake_nobody():
     guard, policy = guarded("a")
     guard.turn_waits(turn("old"), 0.0)
     for number in range(200):
@@ -110,7 +108,7 @@ def test_rollouts_that_lost_their_engine_overtake_nobody() -> None:
 
 
 @pytest.mark.parametrize("leaves", ["rollout_ended", "rollout_dropped", "turn_waits"])
-def test_a_rollout_that_has_left_its_engine_loads_it_no_more(leaves: str) -> None:
+def test_a_rollout_that_has_left_its_engine_loads_it_no_more(leaves):
     guard, policy = guarded("a", "b")
     for name, engine in (("r", "a"), ("s", "a"), ("t", "b")):
         guard.turn_waits(turn(name), 0.0)
@@ -124,7 +122,7 @@ def test_a_rollout_that_has_left_its_engine_loads_it_no_more(leaves: str) -> Non
     assert guard.decide(0.0) == [Placement("new", "a")]
 
 
-def test_rollouts_whose_tools_run_are_no_idleness() -> None:
+def test_rollouts_whose_tools_run_are_no_idleness():
     guard, _ = guarded("a")
     guard.turn_waits(turn("r"), 0.0)
     guard.turn_placed("r", "a", 0.0)
@@ -135,7 +133,7 @@ def test_rollouts_whose_tools_run_are_no_idleness() -> None:
     assert guard.decide(0.0) == [Placement("new", "a", 100.0)]
 
 
-def test_first_come_first_served_starves_nobody() -> None:
+def test_first_come_first_served_starves_nobody():
     guard, policy = guarded("a")
     for number in range(1000):
         guard.turn_waits(turn(f"{number}"), 0.0)
@@ -145,14 +143,14 @@ def test_first_come_first_served_starves_nobody() -> None:
     assert not guard.faults
 
 
-def test_an_engine_that_reports_more_kv_than_it_has_is_cut_to_what_is_possible() -> None:
+def test_an_engine_that_reports_more_kv_than_it_has_is_cut_to_what_is_possible():
     guard, policy = guarded("a")
     guard.engine_reported(EngineFacts("a", 1000, 1500, -1, 0, 8), 1.0)
     assert policy.facts[-1] == EngineFacts("a", 1000, 1000, 0, 0, 8)
     assert guard.faults == {"engine_overfull": 1}
 
 
-def test_with_no_engine_a_turn_waits_until_one_joins() -> None:
+def test_with_no_engine_a_turn_waits_until_one_joins():
     guard, policy = guarded()
     guard.turn_waits(turn(), 0.0)
     policy.next = [Placement("r", "a")]
@@ -161,7 +159,7 @@ def test_with_no_engine_a_turn_waits_until_one_joins() -> None:
     assert guard.decide(1.0) == [Placement("r", "a", 100.0)]
 
 
-def test_an_exception_of_a_policy_names_it_and_the_place() -> None:
+def test_an_exception_of_a_policy_names_it_and_the_place():
     class Broken(PlacementPolicy):
         def decide(self, now: float) -> Iterable[Placement]:
             raise KeyError("lost")
