@@ -10,11 +10,9 @@ from agent_rl.config.selection import Difficulty, SelectStage
 from agent_rl.groups.book import GroupBook
 from agent_rl.groups.instructions import Dropped, Outage, Sampled, Selected
 from agent_rl.groups.selection import Selection
-from agent_rl.messages import GroupOpened, GroupsUnfinished, Retry, StageEntered, UnfinishedGroup
-from agent_rl.scheduling.ids import group_id
+from agent_rl.messages import GroupOpened, StageEntered
 from tests import builders
 from tests.agent_rl.groups.test_grouping import book, kinds, settle
-from tests.agent_rl.scheduling.test_scheduling import World, progress, scheduler
 
 SAMPLES = 2
 
@@ -23,26 +21,6 @@ def select_stage(**changes) -> SelectStage:
     return SelectStage(
         **{"kind": "select", "name": "hard", "samples": SAMPLES, "max_response_tokens": 20, "max_turns": 3} | changes
     )
-
-
-# The scheduler --------------------------------------------------------------------------------------------------------
-
-
-def test_a_restarted_scheduler_samples_what_is_missing_and_opens_no_problem_again():
-    stages = [select_stage(), builders.rl_stage()]
-    made, opened = World(scheduler(stages=stages, problem_count=lambda _: 4)), sampled(1)
-    made.do(made.scheduler.policy_published(builders.published()))
-    made.do(made.scheduler.engine_load(builders.engine_load(total=10_000)))
-    missing = (UnfinishedGroup(opened, (Retry(opened.group, 1, 0, 1),)),)
-    made.do(made.scheduler.unfinished(GroupsUnfinished(0, 3, missing)))
-    assert made.opened == [group_id(0, 3)]
-    assert [place.request.sample for place in made.placed if place.request.group == opened.group] == [1]
-    made.do(made.scheduler.progress(progress(retries=(Retry(group_id(0, 3), 0, 1, 3),))))
-    (again,) = [place.request for place in made.placed if place.request.attempt == 1]
-    assert (again.group, again.purpose) == (group_id(0, 3), "select")
-
-
-# The filter's book ----------------------------------------------------------------------------------------------------
 
 
 def sampled(number: int, problems: int = 4) -> GroupOpened:

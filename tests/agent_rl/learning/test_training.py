@@ -18,13 +18,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agent_rl.config.topology import SftStage
 from agent_rl.files.disk import DiskError
-from agent_rl.learning.advantages import group_advantages
 from agent_rl.learning.finite import NotFiniteError, TrainingStoppedError, is_finite, not_finite
 from agent_rl.learning.losses.base import MicroBatch, Terms
 from agent_rl.learning.losses.grpo import grpo
 from agent_rl.learning.optimizer import Optimizer
 from agent_rl.learning.reference import StageStart
-from agent_rl.learning.sequences import training_sequences
 from agent_rl.learning.trainer import Trainer, write_weights
 from agent_rl.messages import TrainingGroup
 from agent_rl.records.checkpoint_files import STATE_FILE, Position, read_position
@@ -59,21 +57,6 @@ def groups(trained: Trainer, *, count: int = 2, version: int = 0) -> list[Traini
         rewards = np.array([1, 0, 0, 1], dtype=np.float32)
         made.append(TrainingGroup(opened.group, 0, opened.policy, tuple(trajectories), rewards))
     return made
-
-
-def test_a_step_makes_rewarded_tokens_likelier(model):
-    trained = trainer(model)
-    batch = groups(trained)
-
-    def advantage_weighted() -> float:
-        sequences = [s for group in batch for s in training_sequences(group, group_advantages, trained.algorithm, 100)]
-        trained._fill("proximal", [sequences], trained.model)
-        return sum(float((s.proximal * s.mask).sum()) * s.advantage for s in sequences if s.proximal is not None)
-
-    before = advantage_weighted()
-    for step in range(3):
-        trained.rl_step(batch, builders.rl_stage(learning_rate=1e-3, warmup_steps=0), step)
-    assert advantage_weighted() > before + 0.1
 
 
 def test_dropout_of_the_models_config_is_for_supervised_stages_that_ask(model, tmp_path):
