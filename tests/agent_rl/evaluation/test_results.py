@@ -35,8 +35,8 @@ def result(*answers: str | None, right: str = "4", lost: int = 0, **changes: Any
     return ProblemResult(**asked | counts | each | {"answer": right, "answers": answers} | changes)
 
 
-def write_journal(folder: Path, rows: list[list[tuple[str | None, str]]]) -> Path:
-    """The directory of an evaluation: per problem, each rollout's answer and status."""
+def write_journal(folder: Path, rows: list[list[tuple[str | Judgement | None, str]]]) -> Path:
+    """The directory of an evaluation: per problem, each rollout's answer, or how it was judged, and its status."""
     journal = Journal(folder / "journal.sqlite")
     for number, rollouts in enumerate(rows):
         group = opened(number, samples=len(rollouts), purpose="evaluate_sampled")
@@ -44,12 +44,13 @@ def write_journal(folder: Path, rows: list[list[tuple[str | None, str]]]) -> Pat
         group = replace(group, problem=replace(group.problem, payload=payload))
         journal.open_group(group.group, 0, number, group.purpose, encode_stored(group))
         for sample, (answer, status) in enumerate(rollouts):
-            made = trajectory(group, sample, answer=answer, status=status, calls=(call(), call("error")))
+            given = answer
+            if not isinstance(answer, Judgement):
+                given = Judgement(float(answer == "4"), success=answer == "4", answer=answer or "")
+            made = trajectory(group, sample, answer=given.answer or None, status=status, calls=(call(), call("error")))
             journal.add_trajectory(group.group, sample, 0, status, encode_stored(made))
             if status not in LOST:
-                journal.judge(
-                    group.group, sample, 0, Judgement(float(answer == "4"), success=answer == "4", answer=answer or "")
-                )
+                journal.judge(group.group, sample, 0, given)
         journal.evaluated(group.group)
     journal.close()
     return folder
@@ -143,16 +144,9 @@ def test_answers_that_are_right_by_value_are_told_beside_the_rate(tmp_path, caps
     asked, wrote = Problem("1", "2 + 2?", "4"), Transcript((r"<answer>\boxed{8/2}</answer>",))
     judgement = trio.run(environment.judge, asked, wrote, context)
     assert (judgement.reward, judgement.success) == (0, False)  # training asks for the work
-    journal = Journal(tmp_path / "journal.sqlite")
-    group = opened(samples=2, purpose="evaluate_sampled")
-    journal.open_group(group.group, 0, 0, group.purpose, encode_stored(group))
-    for sample, each in enumerate((judgement, Judgement(0.0, success=False, note="symbolic"))):
-        made = trajectory(group, sample)
-        journal.add_trajectory(group.group, sample, 0, made.status, encode_stored(made))
-        journal.judge(group.group, sample, 0, each)
-    journal.evaluated(group.group)
-    journal.close()
-    found = all_figures(read_results(tmp_path, 1, 2, decode_stored))
+    both = (judgement, Judgement(0.0, success=False, note="symbolic"))
+    directory = write_journal(tmp_path, [[(each, "finished") for each in both]])
+    found = all_figures(read_results(directory, 1, 2, decode_stored))
     assert (found["overall"]["pass@1"], found["overall"]["right_by_value"]) == (0, 1)
     print_results("m", found, [])
     assert "1: pass@1 would be 50.0 %" in capsys.readouterr().out
