@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_rl.config.topology import Interim
@@ -50,7 +50,6 @@ def test_an_evaluation_is_told_when_its_last_group_is_judged_and_no_step_counts_
     assert [each.group for each in kinds(dropped, Dropped)] == [group_id(0, 0, 4)]
 
 
-@settings(deadline=None)
 @given(st.permutations([at_step for at_step in STAGE.evaluation_steps for _ in range(PROBLEMS)]))
 def test_whatever_the_order_each_is_complete_once(order):
     evaluations = InterimEvaluations(STAGE)
