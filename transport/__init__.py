@@ -34,51 +34,14 @@ from transport.errors import (
 from transport.handles import AnnounceLink, CallLink, PushLink
 from transport.inbound import Delivery, DeliveryKind, Handler, current_delivery
 from transport.limits import Limits
-from transport.network import MemoryNetwork, Network, Port
+from transport.network import Network, Port
 from transport.node import Node
 from transport.zeromq import ZmqNetwork, keep_freed_memory
 
-__all__ = [
-    "AnnounceLink",
-    "BindError",
-    "CallFailed",
-    "CallLink",
-    "CallRefused",
-    "CallTimeout",
-    "CreditWait",
-    "CurveKeys",
-    "DecodeError",
-    "Delivery",
-    "DeliveryKind",
-    "EncodeError",
-    "Handler",
-    "IncarnationRefused",
-    "InsecureLink",
-    "KeyRefused",
-    "Limits",
-    "LinkEvent",
-    "MalformedFrames",
-    "MemoryNetwork",
-    "MessageRejected",
-    "Network",
-    "Node",
-    "PeerBack",
-    "PeerDraining",
-    "PeerGone",
-    "PeerLeft",
-    "PeerLost",
-    "PeerReplaced",
-    "PeerSilent",
-    "Port",
-    "PushLink",
-    "Registry",
-    "TransportError",
-    "Unauthenticated",
-    "UnknownPeer",
-    "ZmqNetwork",
-    "current_delivery",
-    "decode",
-    "encode",
-    "keep_freed_memory",
-    "turn_away",
-]
+__all__ = ["AnnounceLink", "CallLink", "CurveKeys", "Limits", "Network", "Node", "Port", "PushLink", "ZmqNetwork"]
+__all__ += ["Delivery", "DeliveryKind", "Handler", "Registry", "current_delivery", "decode", "encode"]
+__all__ += ["BindError", "CallFailed", "CallRefused", "CallTimeout", "DecodeError", "EncodeError", "InsecureLink"]
+__all__ += ["PeerLost", "TransportError", "UnknownPeer"]
+__all__ += ["CreditWait", "IncarnationRefused", "KeyRefused", "LinkEvent", "MalformedFrames", "MessageRejected"]
+__all__ += ["PeerBack", "PeerDraining", "PeerGone", "PeerLeft", "PeerReplaced", "PeerSilent", "Unauthenticated"]
+__all__ += ["keep_freed_memory", "turn_away"]

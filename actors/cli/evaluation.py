@@ -28,6 +28,8 @@ from actors.runtime.interrupts import INTERRUPTED
 from agent_rl.config.examples import topology_file
 from agent_rl.config.source import TopologyError
 from agent_rl.environments.base import TaskError
+from agent_rl.evaluation.measures import PairedComparison
+from agent_rl.evaluation.measures import compare as compare_shares
 from agent_rl.evaluation.problems import WANTED, EvaluationError, Problems, chosen_problems, prompt_in
 from agent_rl.evaluation.results import (
     FILE,
@@ -41,8 +43,6 @@ from agent_rl.evaluation.results import (
 from agent_rl.evaluation.topology import Asked, evaluation_topology, find_model, model_config
 from agent_rl.files.disk import DiskError, whole
 from agent_rl.files.reading_json import read_json
-from agent_rl.groups.measures import PairedComparison
-from agent_rl.groups.measures import compare as compare_shares
 from agent_rl.observe.live import LiveView
 from agent_rl.observe.replicas import DASH
 from agent_rl.observe.words import clock, visible

@@ -12,24 +12,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from agent_rl.groups.measures import compare, wilson_interval
+from agent_rl.evaluation.measures import compare
+from agent_rl.groups.measures import wilson_interval
 from agent_rl.records.run_data import Evaluation, Run, Step
 
 LAST_STEPS = 10
 """Steps of which training success is the mean."""
 SIGNIFICANT = 0.05
 NUMBERS = (
-    "steps",
-    "steps_updated",
-    "groups_trained",
-    "groups_dropped",
-    "rollouts_sampled",
-    "tokens_sampled",
-    "tokens_trained",
-    "tokens_per_second_rl",
-    "mean_staleness",
-    "minutes",
-    "minutes_rl",
+    *("steps", "steps_updated", "groups_trained", "groups_dropped", "rollouts_sampled"),
+    *("tokens_sampled", "tokens_trained", "tokens_per_second_rl", "mean_staleness", "minutes", "minutes_rl"),
 )
 """Figures of the summary that are shown as they are: a run has each once, so that nothing is known of its spread."""
 PLACES = frozenset({"run.directory", "run.name"})

@@ -182,7 +182,8 @@ def _flushed_together(partial: Path, ranks: Ranks) -> dict[str, tuple[int, int]]
 
     def flush_own() -> None:
         for name in names[ranks.rank :: ranks.size]:
-            found[name] = _flushed(partial / name)
+            flush(partial / name)
+            found[name] = file_checksum(partial / name)
 
     raise_together(noted(flush_own), partial, ranks)
     parts = [json.loads(message) for message in ranks.gather(json.dumps(found).encode())]
@@ -259,9 +260,3 @@ def _save_sharded(
         name = stem if len(shards) == 1 else f"{stem}-{number:05d}"
         of_shard = {key: starts[key] for key in shard}
         save_file(shard, directory / f"{name}.safetensors", {STARTS: json.dumps(of_shard)})
-
-
-def _flushed(path: Path) -> tuple[int, int]:
-    """Flush a file to the disk; return its size and checksum."""
-    flush(path)
-    return file_checksum(path)

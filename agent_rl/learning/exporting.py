@@ -106,12 +106,6 @@ def write_model(model: PolicyModel, shares: Shares, directory: Path, most_bytes:
     write_together({directory / name: part for name, part in files.items()}, shares.parts, ranks, first=describe)
 
 
-def write_served(model: PolicyModel, path: Path) -> None:
-    """Write one file of what engines load, completely or not at all. Raises DiskError, and as `refuse_together`."""
-    refuse_together(model.trained(), path, model.ranks)
-    write_one(Shares.served(model, {}), path, model.ranks)
-
-
 def write_one(shares: Shares, path: Path, ranks: Ranks) -> None:
     """Write one file, completely or not at all. Raises DiskError."""
     if ranks.rank == 0:

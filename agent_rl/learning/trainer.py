@@ -29,7 +29,7 @@ from agent_rl.files.disk import whole
 from agent_rl.learning.advantages import named_advantage
 from agent_rl.learning.batching import split_evenly
 from agent_rl.learning.checkpoints import StagedCheckpoint, load_checkpoint
-from agent_rl.learning.exporting import Shares, refuse_together, write_served
+from agent_rl.learning.exporting import Shares, refuse_together, write_one
 from agent_rl.learning.finite import NotFiniteError, refuse_not_finite
 from agent_rl.learning.guard import Guard
 from agent_rl.learning.guard_causes import Sampled
@@ -471,7 +471,8 @@ class Trainer:
         Each rank writes its own rows, so no process has the whole model. Raises DiskError, and TrainingStoppedError
         when a weight is not finite.
         """
-        write_served(self.model, path)
+        refuse_together(self.model.trained(), path, self.ranks)
+        write_one(Shares.served(self.model, {}), path, self.ranks)
         self._remember(version)
 
     def _remember(self, version: int) -> None:

@@ -58,9 +58,6 @@ class Places:
         self._changed = False
         """Whether there may be something to announce."""
 
-    def __len__(self) -> int:
-        return len(self._places)
-
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)
 

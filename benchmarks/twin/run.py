@@ -37,7 +37,8 @@ from benchmarks.twin.roles import ROLES, not_used, twin_class
 from benchmarks.twin.tokens import NAME
 from benchmarks.twin.trace import TraceError
 from benchmarks.twin.world import World
-from transport import Limits, LinkEvent, MemoryNetwork, PeerLeft, Registry
+from transport import Limits, LinkEvent, PeerLeft, Registry
+from transport.memory import MemoryNetwork
 
 HEARTBEAT_S = 600.0
 """Nothing is lost in memory, so heartbeats would only cost time of the simulation."""

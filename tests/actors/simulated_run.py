@@ -53,8 +53,9 @@ from agent_rl.rollout.episode import Episode
 from agent_rl_contract.base import RoleContract
 from agent_rl_contract.scripted import ScriptedEngine
 from agent_rl_contract.stage import Peer, Stage, running
-from transport import Delivery, Limits, LinkEvent, MemoryNetwork, Node, PeerBack, PeerGone, Registry
-from transport.network import MemoryPort, read_identity
+from transport import Delivery, Limits, LinkEvent, Node, PeerBack, PeerGone, Registry
+from transport.memory import MemoryNetwork, MemoryPort
+from transport.network import read_identity
 from transport.plans import Buffer
 
 NEAR, FAR = "local", "far"

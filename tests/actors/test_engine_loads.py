@@ -14,7 +14,8 @@ from agent_rl.messages import EngineLoad
 from agent_rl_contract import GeneratorContract
 from agent_rl_contract.scripted import ScriptedEngine
 from tests.transport.contract.base import Cut, FaultyNetwork
-from transport import Limits, LinkEvent, MemoryNetwork, PeerBack, PeerGone
+from transport import Limits, LinkEvent, PeerBack, PeerGone
+from transport.memory import MemoryNetwork
 
 
 async def test_a_load_is_announced_when_it_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,7 +40,7 @@ class Names(trio.abc.HostnameResolver):
         ("slow.example", "the name slow.example is unknown (no answer within 10 s): use an IP address", 10),
     ],
 )
-async def test_a_host_has_its_number_within_ten_seconds(host: str, number: str, seconds: int) -> None:
+async def test_a_host_has_its_number_within_ten_seconds(host, number, seconds):
     trio.socket.set_custom_hostname_resolver(Names())
     began = trio.current_time()
     if "unknown" in number:
@@ -51,7 +51,7 @@ async def test_a_host_has_its_number_within_ten_seconds(host: str, number: str, 
     assert trio.current_time() - began == seconds
 
 
-def test_a_socket_file_makes_way_only_where_its_process_is_gone() -> None:
+def test_a_socket_file_makes_way_only_where_its_process_is_gone():
     with tempfile.TemporaryDirectory(prefix="link") as directory, socket.socket(socket.AF_UNIX) as listener:
         folder = Path(directory)
         longest = folder / ("é" * 99)[: (107 - len(os.fsencode(folder)) - 1) // 2]
@@ -80,7 +80,7 @@ def test_a_socket_file_makes_way_only_where_its_process_is_gone() -> None:
         assert not longest.exists()
 
 
-def test_all_faults_are_counted_and_each_is_told_once_of_so_many_that_they_fill_no_memory() -> None:
+def test_all_faults_are_counted_and_each_is_told_once_of_so_many_that_they_fill_no_memory():
     told: list[object] = []
     faults = Faults(told.append)
     for _ in range(2):

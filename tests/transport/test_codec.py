@@ -291,21 +291,8 @@ def test_integers_have_64_bits(last, beyond):
 
 
 KINDS = [
-    *(
-        int,
-        bool,
-        float,
-        str,
-        bytes,
-        Any,
-        Point,
-        Matrix,
-        Vector,
-        Literal["a"],
-        Literal["b"],
-        Literal["a", "b"],
-        Literal[1],
-    ),
+    *(int, bool, float, str, bytes, Any, Point, Matrix, Vector),
+    *(Literal["a"], Literal["b"], Literal["a", "b"], Literal[1]),
     *(int | None, float | None, Point | None, tuple[int, ...], tuple[float, ...], tuple[tuple[int, ...], ...]),
     *(dict[str, int], dict[str, float], make_dataclass("Point", [("x", int), ("y", int)])),
     *(make_dataclass("Spot", [("x", int), ("y", float)]), np.ndarray[tuple[int], np.dtype[np.int32]]),

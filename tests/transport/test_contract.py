@@ -1,7 +1,5 @@
 """Both networks fulfil the contract: memory in virtual time, ZeroMQ over ipc in short real time."""
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 
@@ -11,7 +9,8 @@ from tests.transport.contract.announce import AnnounceContract
 from tests.transport.contract.call import CallContract
 from tests.transport.contract.liveness import LivenessContract
 from tests.transport.contract.push import PushContract
-from transport import Limits, MemoryNetwork, ZmqNetwork
+from transport import Limits, ZmqNetwork
+from transport.memory import MemoryNetwork
 
 
 class LinkContract(PushContract, CallContract, AnnounceContract, LivenessContract):

@@ -4,8 +4,6 @@ Damage to a message raises DecodeError, damage to an envelope MalformedFrame. Ne
 the bytes themselves take.
 """
 
-from __future__ import annotations
-
 import contextlib
 import time
 import tracemalloc
@@ -87,7 +85,7 @@ EACH = pytest.mark.parametrize("cls", TYPES, ids=lambda cls: cls.__name__)
 @EACH
 @given(data=st.data())
 @QUICK
-def test_every_message_arrives_as_it_was_sent_and_damaged_raises_the_one_error(cls: type, data: st.DataObject) -> None:
+def test_every_message_arrives_as_it_was_sent_and_damaged_raises_the_one_error(cls, data):
     one_error(round_trip(data.draw(values(cls))), data)
 
 
@@ -95,7 +93,7 @@ def test_every_message_arrives_as_it_was_sent_and_damaged_raises_the_one_error(c
 @EACH
 @given(data=st.data())
 @LONG
-def test_many_values_and_damages_of_every_message(cls: type, data: st.DataObject) -> None:
+def test_many_values_and_damages_of_every_message(cls, data):
     plans.FRAME_FROM, before = data.draw(st.sampled_from([1, plans.FRAME_FROM])), plans.FRAME_FROM
     try:
         one_error(round_trip(data.draw(values(cls))), data)
@@ -123,7 +121,7 @@ BOMBS = {
 
 
 @pytest.mark.parametrize("bomb", BOMBS.values(), ids=BOMBS)
-def test_what_claims_to_be_large_takes_neither_memory_nor_time(bomb: bytes) -> None:
+def test_what_claims_to_be_large_takes_neither_memory_nor_time(bomb):
     envelope = b"\x96" + msgpack.packb(FRAMES_VERSION) + b"\x00" + bomb
     tracemalloc.start()
     began = time.process_time()

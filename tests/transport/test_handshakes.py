@@ -39,7 +39,7 @@ class Side:
 
 
 @pytest.mark.parametrize("same", [False, True])
-async def test_both_sides_learn_of_keys_that_differ(same: bool) -> None:
+async def test_both_sides_learn_of_keys_that_differ(same):
     addresses = {name: f"tcp://127.0.0.1:{free_port()}" for name in "ab"}
     first = CurveKeys.generate()
     keys = {"a": first, "b": first if same else CurveKeys.generate()}
@@ -59,7 +59,7 @@ async def test_both_sides_learn_of_keys_that_differ(same: bool) -> None:
         nursery.cancel_scope.cancel()
 
 
-async def test_a_process_without_a_key_refuses_a_peer_at_its_address() -> None:
+async def test_a_process_without_a_key_refuses_a_peer_at_its_address():
     addresses = {name: f"tcp://127.0.0.1:{free_port()}" for name in "ab"}
     a = Side("a", "b", ZmqNetwork(addresses, curve=CurveKeys.generate(), watched=["b"]))
     async with trio.open_nursery() as nursery:
@@ -72,7 +72,7 @@ async def test_a_process_without_a_key_refuses_a_peer_at_its_address() -> None:
     assert not await turn_away(addresses["b"], 0.1)  # nobody came
 
 
-async def test_a_peer_is_reached_although_another_program_had_its_port() -> None:
+async def test_a_peer_is_reached_although_another_program_had_its_port():
     """ZeroMQ gives a connection up when it is answered in another protocol."""
     addresses = {name: f"tcp://127.0.0.1:{free_port()}" for name in "ab"}
     key = CurveKeys.generate()

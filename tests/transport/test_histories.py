@@ -5,8 +5,6 @@ answers, refuses, and acknowledges some pushes only later. Afterwards the networ
 settled.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter, defaultdict
 
@@ -16,7 +14,8 @@ from hypothesis import strategies as st
 from trio.testing import MockClock
 
 from tests.transport.contract.base import ContractBase, Item, Question
-from transport import CallFailed, CallRefused, CallTimeout, MemoryNetwork, PeerGone, PeerLost
+from transport import CallFailed, CallRefused, CallTimeout, PeerGone, PeerLost
+from transport.memory import MemoryNetwork
 
 LINKS = ("items", "others")
 WINDOW = 3

@@ -1,7 +1,5 @@
 """The state machines of the links, against plain lists of what was sent, seen, handled and told."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from functools import partial

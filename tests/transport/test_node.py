@@ -18,7 +18,6 @@ from transport import (
     IncarnationRefused,
     Limits,
     MalformedFrames,
-    MemoryNetwork,
     MessageRejected,
     Node,
     PeerLeft,
@@ -29,7 +28,7 @@ from transport import (
 from transport.codec import size_of
 from transport.frames import CallFrame, Goodbye, Heartbeat, PushFrame, ReplyFrame, pack
 from transport.inbound import Dispatcher
-from transport.network import MemoryPort
+from transport.memory import MemoryNetwork, MemoryPort
 
 
 async def test_a_handlers_exception_ends_the_node():
@@ -369,7 +368,7 @@ async def test_the_same_messages_take_the_same_virtual_time():
             assert trio.current_time() - began == 2.0
 
 
-async def test_a_call_that_arrives_after_the_handlers_have_stopped_is_left_unanswered() -> None:
+async def test_a_call_that_arrives_after_the_handlers_have_stopped_is_left_unanswered():
     """The node's sockets are read until its last task has ended, in no fixed order."""
     handled: list[Any] = []
     delivery: Any = SimpleNamespace(kind="call", withdrawn=False, taken=lambda: handled.append("taken"))

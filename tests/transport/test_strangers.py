@@ -1,7 +1,5 @@
 """What should not come: floods, and messages of a known peer that the receiver does not take."""
 
-from __future__ import annotations
-
 import contextlib
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Messages over a pipe arrive whole and in order however the bytes are split; what is no message is refused."""
 
-from __future__ import annotations
-
 import os
 from itertools import pairwise
 
@@ -11,13 +9,13 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.transport.clouds import CLOUDS, REGISTRY, Cloud, cloud, same
+from tests.transport.clouds import CLOUDS, REGISTRY, cloud, same
 from transport import DecodeError, EncodeError
 from transport.stream import LENGTH_BYTES, LIMITS, PipeReader, Unpacker, packed
 
 
 @given(st.lists(CLOUDS, max_size=4), st.lists(st.integers(0, 2000)), st.integers(0, 50))
-def test_any_split_of_the_bytes_gives_the_same_messages(sent: list[Cloud], cuts: list[int], missing: int) -> None:
+def test_any_split_of_the_bytes_gives_the_same_messages(sent, cuts, missing):
     data = b"".join(map(packed, sent))
     data += packed(cloud())[:missing]  # the sender dies meanwhile
     unpacker, heard = Unpacker(REGISTRY), []
@@ -30,7 +28,7 @@ def test_any_split_of_the_bytes_gives_the_same_messages(sent: list[Cloud], cuts:
 
 
 @given(st.binary(min_size=1), st.booleans())
-def test_garbage_raises_decode_error_only_and_what_came_before_is_heard(garbage: bytes, has_length: bool) -> None:
+def test_garbage_raises_decode_error_only_and_what_came_before_is_heard(garbage, has_length):
     unpacker = Unpacker(REGISTRY)
     unpacker.feed(
         packed(cloud()) + (len(garbage).to_bytes(LENGTH_BYTES, "big") if has_length else b"\xff" * 4) + garbage
@@ -41,19 +39,19 @@ def test_garbage_raises_decode_error_only_and_what_came_before_is_heard(garbage:
         next(messages)
 
 
-def test_a_huge_length_is_refused_before_its_bytes_come() -> None:
+def test_a_huge_length_is_refused_before_its_bytes_come():
     unpacker = Unpacker(REGISTRY)
     unpacker.feed((LIMITS.message_bytes + 1).to_bytes(LENGTH_BYTES, "big"))
     with pytest.raises(DecodeError, match="16777217 bytes, the limit is 16777216"):
         list(unpacker)
 
 
-def test_a_message_of_several_frames_is_refused_where_it_is_packed() -> None:
+def test_a_message_of_several_frames_is_refused_where_it_is_packed():
     with pytest.raises(EncodeError, match="2 frames, the limit is 1"):
         packed(cloud(values=np.zeros(1 << 16, np.float32)))
 
 
-def test_a_message_of_the_largest_size_passes_and_one_byte_more_does_not() -> None:
+def test_a_message_of_the_largest_size_passes_and_one_byte_more_does_not():
     beside = len(packed(cloud(name="x" * (1 << 20)))) - LENGTH_BYTES - (1 << 20)
     largest = cloud(name="x" * (LIMITS.message_bytes - beside))
     unpacker = Unpacker(REGISTRY)
@@ -63,7 +61,7 @@ def test_a_message_of_the_largest_size_passes_and_one_byte_more_does_not() -> No
         packed(cloud(name=f"{largest.name}x"))
 
 
-async def test_the_end_of_the_pipe_is_none_also_within_a_message_and_who_gives_up_loses_nothing() -> None:
+async def test_the_end_of_the_pipe_is_none_also_within_a_message_and_who_gives_up_loses_nothing():
     for rest in (b"", packed(cloud())[:7]):
         reading, writing = os.pipe()
         reader, data = PipeReader(reading, REGISTRY), packed(cloud())

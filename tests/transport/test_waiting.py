@@ -64,7 +64,7 @@ def call_link(replicas: list[Replica], outstanding: int) -> tuple[CallLink, list
         attempts[0] += 1
         return begin(*arguments)
 
-    link.router.begin = counting  # type: ignore[method-assign]
+    link.router.begin = counting
     return link, attempts
 
 
@@ -74,7 +74,7 @@ async def in_turn(nursery: trio.Nursery, task: Callable[[], Any]) -> None:
     await wait_all_tasks_blocked()
 
 
-def test_an_item_that_moves_keeps_its_age_and_a_line_keeps_nothing_of_items_that_left() -> None:
+def test_an_item_that_moves_keeps_its_age_and_a_line_keeps_nothing_of_items_that_left():
     line: WaitingLine[int] = WaitingLine()
     for item in range(4):
         line.add(item, "a" if item % 2 else None)
@@ -89,7 +89,7 @@ def test_an_item_that_moves_keeps_its_age_and_a_line_keeps_nothing_of_items_that
 
 
 @pytest.mark.parametrize("key", [None, "pinned"])
-async def test_calls_that_wait_cost_what_is_answered_and_not_what_waits(key: str | None) -> None:
+async def test_calls_that_wait_cost_what_is_answered_and_not_what_waits(key):
     """Attempts to begin a call, over all calls: some for each, where a look at every call in the line is a square."""
 
     async def attempts_of(count: int) -> int:
@@ -130,7 +130,7 @@ STORIES = [
 
 
 @pytest.mark.parametrize(("keys", "events"), [pytest.param(*each[:2], id=each[2]) for each in STORIES])
-async def test_calls_wait_in_order_where_their_keys_are(keys: str, events: str) -> None:
+async def test_calls_wait_in_order_where_their_keys_are(keys, events):
     replicas = {name: Replica(name) for name in "ab"}
     link, _ = call_link(list(replicas.values()), 1)
     async with trio.open_nursery() as nursery:
@@ -150,7 +150,7 @@ async def test_calls_wait_in_order_where_their_keys_are(keys: str, events: str) 
             assert "|".join(has) == expected, event
 
 
-async def test_a_call_that_no_replica_takes_or_answers_says_so_at_its_deadline() -> None:
+async def test_a_call_that_no_replica_takes_or_answers_says_so_at_its_deadline():
     replica = Replica("a")
     link, _ = call_link([replica], 1)
     async with trio.open_nursery() as nursery:
@@ -170,7 +170,7 @@ async def raises(reason: str, call: Callable[[], Any]) -> None:
         await call()
 
 
-async def test_a_send_goes_to_the_most_credit_of_the_available_and_to_others_only_where_there_are_none() -> None:
+async def test_a_send_goes_to_the_most_credit_of_the_available_and_to_others_only_where_there_are_none():
     targets: Any = {name: Replica(name) for name in "cab"}
     link = PushLink("pushes", targets, 2, Limits())
     targets["a"].available = False
@@ -199,11 +199,11 @@ QUEUED = st.tuples(
 
 
 @given(st.lists(QUEUED, max_size=40))
-def test_a_queue_is_in_order_and_has_the_newest_of_each_announcement(events: list[tuple[str, int]]) -> None:
+def test_a_queue_is_in_order_and_has_the_newest_of_each_announcement(events):
     queue, waiting, processes = Queue(), [], [Inbound(b"", name, 0, 0, lambda _: None) for name in "ab"]
     for number, (event, which) in enumerate(events):
         kind, inbound = (Item, Question)[which // 2], processes[which % 2]
-        delivery = Delivery(kind(number), event, "link", inbound, number)  # type: ignore[arg-type]
+        delivery = Delivery(kind(number), event, "link", inbound, number)
         same = [each for each in waiting if each[:3] == ["announce", kind, inbound.peer]]
         if event == "forget":
             queue.forget_announcements(inbound.peer)
@@ -227,7 +227,7 @@ def test_a_queue_is_in_order_and_has_the_newest_of_each_announcement(events: lis
         assert len(queue) == len(waiting)
 
 
-def test_calls_that_are_withdrawn_fill_no_memory_and_are_not_deferred() -> None:
+def test_calls_that_are_withdrawn_fill_no_memory_and_are_not_deferred():
     queue, inbound = Queue(), Inbound(b"", "a", 0, 0, lambda _: None)
     queue.put(Delivery(MESSAGE, "push", "link", inbound, 1))
     for number in range(10_000):
@@ -241,7 +241,7 @@ def test_calls_that_are_withdrawn_fill_no_memory_and_are_not_deferred() -> None:
     assert queue.pop() is None
 
 
-async def test_sends_that_wait_cost_what_is_sent_and_not_what_waits() -> None:
+async def test_sends_that_wait_cost_what_is_sent_and_not_what_waits():
     """As for calls: attempts to send, while each of two receivers returns credit for one message after another."""
 
     async def attempts_of(count: int, to: str | None) -> int:
@@ -255,7 +255,7 @@ async def test_sends_that_wait_cost_what_is_sent_and_not_what_waits() -> None:
             attempts += 1
             return offer(waiting)
 
-        link._serve = counting  # type: ignore[method-assign]
+        link._serve = counting
         async with trio.open_nursery() as nursery:
             for number in range(count):
                 nursery.start_soon(partial(link.send, MESSAGE, to=to if number % 2 else None))

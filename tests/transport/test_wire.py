@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import struct
-from pathlib import Path
 
 import pytest
 import trio
@@ -20,7 +19,7 @@ from transport.zeromq import _joined, _parts
 
 
 @given(st.text("a#é\n", min_size=1, max_size=50), st.integers(0, 10**19 - 1))
-def test_an_identity_holds_a_name_and_an_incarnation(name: str, incarnation: int) -> None:
+def test_an_identity_holds_a_name_and_an_incarnation(name, incarnation):
     assert read_identity(make_identity(name, incarnation)) == (name, incarnation)
     assert len(make_identity("é" * 126 + "x", 7)) == 255
     with pytest.raises(ValueError, match="node name of 127 characters"):
@@ -28,13 +27,13 @@ def test_an_identity_holds_a_name_and_an_incarnation(name: str, incarnation: int
 
 
 @pytest.mark.parametrize("stranger", ["", "a", "#1", "a#", "a#-1", "a#1x", "a#1_0", "a# 1", "a#²", "a#" + "9" * 20])
-def test_what_is_no_identity_is_nobodys(stranger: str) -> None:
+def test_what_is_no_identity_is_nobodys(stranger):
     assert read_identity(stranger.encode()) is None
     assert read_identity(stranger.encode() + b"\xff#1") is None
 
 
 @given(st.lists(st.binary(max_size=13), max_size=4))
-def test_frames_come_back_from_their_parts(frames: list[bytes]) -> None:
+def test_frames_come_back_from_their_parts(frames):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(zeromq, "PART", 4)
         parts = _parts(frames)
@@ -45,7 +44,7 @@ def test_frames_come_back_from_their_parts(frames: list[bytes]) -> None:
         assert _joined([b"abcd", b"efgh"]) == [b"abcdefgh"]
 
 
-def test_keys_are_saved_for_their_owner_only(tmp_path: Path) -> None:
+def test_keys_are_saved_for_their_owner_only(tmp_path):
     keys, path = CurveKeys.generate(), tmp_path / "keys"
     keys.save(path)
     assert path.stat().st_mode & 0o777 == 0o600
@@ -67,7 +66,7 @@ def test_keys_are_saved_for_their_owner_only(tmp_path: Path) -> None:
             CurveKeys(keys.public, wrong)
 
 
-def test_admission_answers_as_zap_asks() -> None:
+def test_admission_answers_as_zap_asks():
     keys = CurveKeys.generate()
     admitted: list[str] = []
     refused: list[str] = []
@@ -111,9 +110,7 @@ EVENTS = {  # what ZeroMQ's monitor tells, and its value
         ("reset slow reset", [2]),
     ],
 )
-async def test_a_peer_that_ends_handshakes_in_a_row_refuses_the_key_since_the_first(
-    story: str, told: list[int]
-) -> None:
+async def test_a_peer_that_ends_handshakes_in_a_row_refuses_the_key_since_the_first(story, told):
     refused: list[float] = []
     with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
         handshakes = Handshakes(socket, refused.append)

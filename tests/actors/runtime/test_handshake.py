@@ -24,7 +24,6 @@ from tests.end_to_end.topologies import write_three_hosts, write_two_hosts
 from transport import (
     KeyRefused,
     MalformedFrames,
-    MemoryNetwork,
     Node,
     PeerBack,
     PeerReplaced,
@@ -32,6 +31,7 @@ from transport import (
     Registry,
     Unauthenticated,
 )
+from transport.memory import MemoryNetwork
 
 TOLD = Observed(0, (), (), {"rollout_generator.0": 7}, {}, (), {}, "running", "")
 

@@ -23,8 +23,8 @@ from agent_rl.config.load import load_topology
 from agent_rl.figures import ActorFigures
 from agent_rl.messages import ActorStatus, Changed, Progress, StopWanted, SwapWanted, pipes
 from agent_rl.records.document import Document
-from transport import CallFailed, CallRefused, Delivery, MemoryNetwork, Node, PeerLost, Registry
-from transport.network import MemoryPort
+from transport import CallFailed, CallRefused, Delivery, Node, PeerLost, Registry
+from transport.memory import MemoryNetwork, MemoryPort
 from transport.plans import Buffer
 
 NEVER = 1e9

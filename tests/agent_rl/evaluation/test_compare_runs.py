@@ -1,7 +1,5 @@
 """Runs are compared by paired tests where they can be, by intervals else, and the command says which differs."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,9 +28,7 @@ def evaluated(folder: Path, rewards: Sequence[float], *, seed: int = 1, forgotte
     return directory
 
 
-def test_a_difference_on_the_same_problems_is_seen_that_two_intervals_cannot_see(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_difference_on_the_same_problems_is_seen_that_two_intervals_cannot_see(tmp_path, capsys):
     a = evaluated(tmp_path / "a", [1] * 20 + [0] * 20)
     b = evaluated(tmp_path / "b", [1] * 20 + [1] * 8 + [0] * 12, seed=2)
     found = compare_runs(load_run(a), load_run(b))
@@ -54,7 +50,7 @@ def test_a_difference_on_the_same_problems_is_seen_that_two_intervals_cannot_see
     assert {each["verdict"] for each in said["shares"]} == {"B is higher", "not distinguishable"}
 
 
-def test_equal_runs_are_not_distinguishable_and_training_success_has_an_interval(tmp_path: Path) -> None:
+def test_equal_runs_are_not_distinguishable_and_training_success_has_an_interval(tmp_path):
     a, b = (evaluated(tmp_path / name, [1, 0, 1, 0]) for name in "ab")
     found = compare_runs(load_run(a), load_run(b))
     assert {each.verdict for each in found.shares} == {"not distinguishable"}
@@ -65,25 +61,25 @@ def test_equal_runs_are_not_distinguishable_and_training_success_has_an_interval
     assert found.numbers["steps"] == (1, 1)
 
 
-def test_other_problems_are_compared_as_a_whole(tmp_path: Path) -> None:
+def test_other_problems_are_compared_as_a_whole(tmp_path):
     a, b = evaluated(tmp_path / "a", [0] * 9), evaluated(tmp_path / "b", [1] * 40)
     found = compare_runs(load_run(a), load_run(b))
     assert found.shares[0].problems is None
     assert found.shares[0].verdict == "B is higher"
 
 
-def test_newcombes_interval_of_a_difference() -> None:
+def test_newcombes_interval_of_a_difference():
     a, b = Share(48 / 80, 0.4905, 0.7003, 80), Share(56 / 70, 0.6918, 0.8775, 70)  # his example (b): 0.0524 to 0.3339
     found = unpaired("x", a, b)
     assert (found.low, found.high) == (pytest.approx(0.0524, abs=4e-3), pytest.approx(0.3339, abs=4e-3))
 
 
-def test_settings_that_say_where_a_run_is_do_not_differ() -> None:
+def test_settings_that_say_where_a_run_is_do_not_differ():
     found = differing({"run.directory": "a", "x": 1, "y": 2}, {"run.directory": "b", "x": 1, "z": 3})
     assert found == {"y": (2, None), "z": (None, 3)}
 
 
-def test_mistakes_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_are_one_line(tmp_path, capsys):
     a = evaluated(tmp_path / "a", [1])
     assert main(["compare", str(a)]) == 2
     assert main(["compare", str(a), str(tmp_path)]) == 2

@@ -1,7 +1,5 @@
 """``agent-rl eval``: what it refuses, with one message each, and the topology it makes."""
 
-from __future__ import annotations
-
 import json
 import tomllib
 from pathlib import Path
@@ -24,7 +22,7 @@ from tests.end_to_end.topologies import ENVIRONMENT, write_micro
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(tmp_path_factory):
     directory = tmp_path_factory.mktemp("made") / "model"
     shape = InitialiseModel(hidden_size=32, layers=1, heads=2, kv_heads=1, head_dim=16, mlp_size=32)
     initialise_model(shape, directory, 0)
@@ -52,13 +50,13 @@ def sound(folder: Path, model: Path, like: Path | None) -> Topology:
     return topology
 
 
-def test_the_embedded_topology_is_sound(tmp_path: Path, model: Path) -> None:
+def test_the_embedded_topology_is_sound(tmp_path, model):
     stage = sound(tmp_path, model, None).stages[0]
     assert stage.kind == "evaluate"
     assert (stage.samples, stage.greedy, stage.groups, stage.rollouts) == (4, False, 3, 12)
 
 
-def test_actors_of_a_topology_file_are_taken_and_the_learner_is_replaced(tmp_path: Path, model: Path) -> None:
+def test_actors_of_a_topology_file_are_taken_and_the_learner_is_replaced(tmp_path, model):
     micro, _ = write_micro(tmp_path)
     micro.write_text(
         micro.read_text()
@@ -81,9 +79,7 @@ def test_actors_of_a_topology_file_are_taken_and_the_learner_is_replaced(tmp_pat
         ({"environments.0.class_path": "mine:Mine", "environments.0.settings": {}}, None),
     ],
 )
-def test_a_run_stands_for_its_newest_checkpoint_and_the_prompt_it_was_made_with(
-    made_with: dict[str, object], prompt: str | None, tmp_path: Path
-) -> None:
+def test_a_run_stands_for_its_newest_checkpoint_and_the_prompt_it_was_made_with(made_with, prompt, tmp_path):
     run = tmp_path / "run"
     for version in ("version-000002-stage-01", "version-000010-stage-01"):
         (run / "checkpoints" / version).mkdir(parents=True)
@@ -100,7 +96,7 @@ def test_a_run_stands_for_its_newest_checkpoint_and_the_prompt_it_was_made_with(
 
 
 @pytest.mark.parametrize("whole_run", [True, False])
-def test_a_checkpoint_that_was_cut_is_named_before_anything_starts(tmp_path: Path, *, whole_run: bool) -> None:
+def test_a_checkpoint_that_was_cut_is_named_before_anything_starts(tmp_path, *, whole_run):
     checkpoint = tmp_path / "run" / "checkpoints" / "version-000002-stage-01"
     state = checkpoint / STATE_FILE
     state.parent.mkdir(parents=True)
@@ -117,7 +113,7 @@ def test_a_checkpoint_that_was_cut_is_named_before_anything_starts(tmp_path: Pat
         find_model(named)
 
 
-def test_every_mistake_is_one_message(tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_mistake_is_one_message(tmp_path, model, capsys):
     data, out = write_problems(tmp_path), ["--out", str(tmp_path / "out")]
     (tmp_path / "broken.jsonl").write_text('{"problem": "?"}\n')
     (tmp_path / "empty.jsonl").touch()
@@ -157,7 +153,7 @@ def test_every_mistake_is_one_message(tmp_path: Path, model: Path, capsys: pytes
     refused("holds another evaluation", *sound, *out)
 
 
-def test_two_results_are_compared_on_what_both_answered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_results_are_compared_on_what_both_answered(tmp_path, capsys):
     for name, answer in (("a", "5"), ("b", "4")):
         (tmp_path / name).mkdir()
         problems = [result("4", answer, problem=f"{i} [b]?") for i in range(6)]
@@ -173,7 +169,7 @@ def test_two_results_are_compared_on_what_both_answered(tmp_path: Path, capsys: 
     assert "no problem in common" in capsys.readouterr().err
 
 
-def test_a_level_of_0_is_one(tmp_path: Path) -> None:
+def test_a_level_of_0_is_one(tmp_path):
     path = tmp_path / "levels.jsonl"
     rows = [{"problem": "?", "answer": "4", "level": 0, "subject": "a"}, {"problem": "!", "answer": "4"}]
     path.write_text("\n".join(map(json.dumps, rows)))
@@ -182,7 +178,7 @@ def test_a_level_of_0_is_one(tmp_path: Path) -> None:
     assert payloads == [{"file": "levels.jsonl", "subject": "a", "level": "0"}, {"file": "levels.jsonl"}]
 
 
-def test_without_data_the_topologys_own_held_out_problems_are_asked(tmp_path: Path) -> None:
+def test_without_data_the_topologys_own_held_out_problems_are_asked(tmp_path):
     found = chosen_problems([], Path("examples/quickstart/quickstart.toml"), 5)
     assert found.count == 5
     (entry,) = tomllib.loads(tomli_w.dumps({"environments": found.environments}))["environments"]

@@ -7,14 +7,14 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_rl.config.topology import Interim
 from agent_rl.groups.instructions import Dropped, Evaluated, EvaluationGroupDone
 from agent_rl.groups.selection import InterimEvaluations
 from agent_rl.groups.statistics import RolloutFigures
-from agent_rl.messages import Evaluation, InterimOpened, StageEntered
+from agent_rl.messages import Evaluation, GroupOpened, InterimOpened, StageEntered
 from agent_rl.scheduling.ids import group_id
 from tests import builders
 from tests.agent_rl.groups.test_grouping import book, kinds, settle
@@ -23,34 +23,25 @@ EVERY, PROBLEMS, SAMPLES = 2, 3, 2
 STAGE = builders.rl_stage(steps=6, evaluate=Interim(every=EVERY, problems=PROBLEMS, samples=SAMPLES, max_turns=2))
 
 
-def filled(number: int, answers: list[str], version: int = 2):
-    group = builders.opened(number, samples=len(answers), version=version, purpose="evaluate_sampled")
-    group = replace(group, group=group_id(0, number, version), evaluation=Evaluation(0, version))
-    return group, [builders.trajectory(group, s, answer=a, version=version + s) for s, a in enumerate(answers)]
+def interim(number: int, version: int = 2) -> GroupOpened:
+    group = builders.opened(number, samples=SAMPLES, version=version, purpose="evaluate_sampled")
+    return replace(group, group=group_id(0, number, version), evaluation=Evaluation(0, version))
 
 
-def finish(made, number: int, answers: list[str]):
-    group, trajectories = filled(number, answers)
-    assert made.group_opened(group)
-    return [each for trajectory in trajectories for each in made.trajectory(trajectory)]
-
-
-def test_an_evaluation_is_told_when_its_last_group_is_judged_and_no_step_counts_it() -> None:
+def test_an_evaluation_is_told_when_its_last_group_is_judged_and_no_step_counts_it():
     made = book()
     made.stages = [STAGE]
     made.entered = None
     made.enter(StageEntered(0, 0, 0, restored=True), next_version=0)
-    settle(made, 0, ["4", "5", "4", "5"])
-    first = finish(made, 0, ["4", "4"]) + finish(made, 2, ["5", "4"])
+    settle(made, builders.opened(), ["4", "5", "4", "5"])
+    first = settle(made, interim(0), ["4", "4"]) + settle(made, interim(2), ["5", "4"])
     assert len(kinds(first, EvaluationGroupDone)) == 2
     assert kinds(first, Evaluated) == []
     assert made.waiting_groups == 1  # that of training
-    (done,) = kinds(finish(made, 1, ["5", "5"]), Evaluated)
+    (done,) = kinds(settle(made, interim(1), ["5", "5"]), Evaluated)
     assert done.evaluation == Evaluation(0, 2)
     assert done.figures.sampled.success == 0.5
-    assert (done.figures.version_oldest, done.figures.version_newest) == (2, 3)
-    group, _ = filled(0, ["4", "4"], version=4)
-    made.group_opened(group)
+    made.group_opened(interim(0, version=4))
     answer = made.unfinished(0)
     assert answer is not None
     assert (answer.opened, answer.interim_opened) == (1, (InterimOpened(2, 3), InterimOpened(4, 1)))
@@ -59,9 +50,8 @@ def test_an_evaluation_is_told_when_its_last_group_is_judged_and_no_step_counts_
     assert [each.group for each in kinds(dropped, Dropped)] == [group_id(0, 0, 4)]
 
 
-@settings(deadline=None)
 @given(st.permutations([at_step for at_step in STAGE.evaluation_steps for _ in range(PROBLEMS)]))
-def test_whatever_the_order_each_is_complete_once(order: list[int]) -> None:
+def test_whatever_the_order_each_is_complete_once(order):
     evaluations = InterimEvaluations(STAGE)
     rollout = RolloutFigures(
         1, 1, 0, 0, truncated=False, seconds=0.0, reward=1.0, success=True, purpose="evaluate_sampled"
@@ -76,7 +66,7 @@ def test_whatever_the_order_each_is_complete_once(order: list[int]) -> None:
 
 
 @pytest.mark.parametrize(("every", "steps"), [(1, [1, 2, 3, 4, 5]), (2, [2, 4]), (5, [5]), (6, []), (7, [])])
-def test_after_which_steps_a_stage_is_evaluated(every: int, steps: list[int]) -> None:
+def test_after_which_steps_a_stage_is_evaluated(every, steps):
     stage = builders.rl_stage(steps=6, evaluate=Interim(every=every, problems=1))
     assert list(stage.evaluation_steps) == steps
     assert json.loads(stage.interim(every).model_dump_json())["name"] == f"rl@{every}"

@@ -1,7 +1,5 @@
 """An evaluation under way, as a line."""
 
-from __future__ import annotations
-
 import io
 
 from rich.console import Console
@@ -15,7 +13,7 @@ def heard(view: EvaluationView, now: float, done: int, total: int = 200) -> None
     view.observe(status("roc_filter.0", rollouts_judged=done, rollouts_to_judge=total), now)
 
 
-def test_what_is_left_follows_from_what_this_start_has_done() -> None:
+def test_what_is_left_follows_from_what_this_start_has_done():
     view = EvaluationView("evaluation", ["roc_filter.0"], ["evaluation"], 100.0)
     assert view.line(101.0) == "[0:01] starting"
     heard(view, 105.0, 120)  # what an earlier start did
@@ -26,7 +24,7 @@ def test_what_is_left_follows_from_what_this_start_has_done() -> None:
     assert "(tool_executor.0 restarting)" in view.line(115.0)
 
 
-def test_on_a_terminal_the_line_is_folded() -> None:
+def test_on_a_terminal_the_line_is_folded():
     view = EvaluationView("evaluation", ["roc_filter.0"], ["evaluation"], 0.0)
     heard(view, 1.0, 100)
     for width in range(20, 160):

@@ -35,8 +35,8 @@ def result(*answers: str | None, right: str = "4", lost: int = 0, **changes: Any
     return ProblemResult(**asked | counts | each | {"answer": right, "answers": answers} | changes)
 
 
-def write_journal(folder: Path, rows: list[list[tuple[str | None, str]]]) -> Path:
-    """The directory of an evaluation: per problem, each rollout's answer and status."""
+def write_journal(folder: Path, rows: list[list[tuple[str | Judgement | None, str]]]) -> Path:
+    """The directory of an evaluation: per problem, each rollout's answer, or how it was judged, and its status."""
     journal = Journal(folder / "journal.sqlite")
     for number, rollouts in enumerate(rows):
         group = opened(number, samples=len(rollouts), purpose="evaluate_sampled")
@@ -44,18 +44,19 @@ def write_journal(folder: Path, rows: list[list[tuple[str | None, str]]]) -> Pat
         group = replace(group, problem=replace(group.problem, payload=payload))
         journal.open_group(group.group, 0, number, group.purpose, encode_stored(group))
         for sample, (answer, status) in enumerate(rollouts):
-            made = trajectory(group, sample, answer=answer, status=status, calls=(call(), call("error")))
+            given = answer
+            if not isinstance(answer, Judgement):
+                given = Judgement(float(answer == "4"), success=answer == "4", answer=answer or "")
+            made = trajectory(group, sample, answer=given.answer or None, status=status, calls=(call(), call("error")))
             journal.add_trajectory(group.group, sample, 0, status, encode_stored(made))
             if status not in LOST:
-                journal.judge(
-                    group.group, sample, 0, Judgement(float(answer == "4"), success=answer == "4", answer=answer or "")
-                )
+                journal.judge(group.group, sample, 0, given)
         journal.evaluated(group.group)
     journal.close()
     return folder
 
 
-def test_the_journal_gives_every_rollout_and_what_never_came_is_wrong(tmp_path: Path) -> None:
+def test_the_journal_gives_every_rollout_and_what_never_came_is_wrong(tmp_path):
     directory = write_journal(
         tmp_path, [[("4", "finished"), ("5", "truncated")], [(None, "finished"), ("4", "failed")]]
     )
@@ -76,13 +77,13 @@ def test_the_journal_gives_every_rollout_and_what_never_came_is_wrong(tmp_path: 
     assert "by_file" not in found  # there is one
 
 
-def test_an_evaluation_that_is_not_finished_has_no_results(tmp_path: Path) -> None:
+def test_an_evaluation_that_is_not_finished_has_no_results(tmp_path):
     directory = write_journal(tmp_path, [[("4", "finished")]])
     with pytest.raises(EvaluationError, match="holds 1 of 2 problems"):
         read_results(directory, 2, 1, decode_stored)
 
 
-def test_results_are_written_and_read_back_as_they_were(tmp_path: Path) -> None:
+def test_results_are_written_and_read_back_as_they_were(tmp_path):
     problems = [result("4", None), result("5", "5", id="2", problem="other")]
     found = write_results(tmp_path / "results.json", {"model": "m"}, problems)
     assert load_results(tmp_path) == load_results(tmp_path / "results.json") == problems
@@ -92,7 +93,7 @@ def test_results_are_written_and_read_back_as_they_were(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"problems": []}', '{"problems": [1]}', '{"problems": [{"a": 1}]}'])
-def test_what_is_no_results_file_is_named(tmp_path: Path, text: str) -> None:
+def test_what_is_no_results_file_is_named(tmp_path, text):
     path = tmp_path / "results.json"
     path.write_text(text)
     with pytest.raises(EvaluationError, match=r"results\.json"):
@@ -101,7 +102,7 @@ def test_what_is_no_results_file_is_named(tmp_path: Path, text: str) -> None:
         load_results(tmp_path / "nothing")
 
 
-def test_problems_are_paired_by_what_they_say() -> None:
+def test_problems_are_paired_by_what_they_say():
     a = [result("4", "4"), result("5", "4", problem="b"), result("4", "4", problem="only a")]
     b = [result("5", "4", problem="b"), result("4", "4", problem="b"), result("5", "5")]
     pairs, alone = paired(a, b)
@@ -109,7 +110,7 @@ def test_problems_are_paired_by_what_they_say() -> None:
     assert alone == 1
 
 
-def test_copies_of_a_problem_are_not_counted_as_problems_of_an_interval() -> None:
+def test_copies_of_a_problem_are_not_counted_as_problems_of_an_interval():
     asked = [result("4", "5"), result("5", "5", problem="b"), result("4", "4", problem="c")]
     few, many = (all_figures(each)["overall"] for each in (asked, asked * 30))
     assert (many["problems"], many["distinct_problems"]) == (90, 3)
@@ -119,7 +120,7 @@ def test_copies_of_a_problem_are_not_counted_as_problems_of_an_interval() -> Non
         assert many[f"{name}_high"] - many[f"{name}_low"] > 0.4  # of three problems
 
 
-def test_rollouts_without_room_are_named_beside_each_share(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rollouts_without_room_are_named_beside_each_share(tmp_path, capsys):
     rows: list[list[tuple[str | None, str]]] = [
         [("4", "finished"), ("5", "finished")],
         [(None, "prompt_too_long"), (None, "prompt_too_long")],
@@ -134,9 +135,7 @@ def test_rollouts_without_room_are_named_beside_each_share(tmp_path: Path, capsy
     assert all("of 6 rollouts, 2 without room and 1 lost count as wrong" in line for line in shares)
 
 
-def test_answers_that_are_right_by_value_are_told_beside_the_rate(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_answers_that_are_right_by_value_are_told_beside_the_rate(tmp_path, capsys):
     class Checker:
         async def check(self, _function: str, *texts: str) -> str:
             return check(*texts)
@@ -145,16 +144,9 @@ def test_answers_that_are_right_by_value_are_told_beside_the_rate(
     asked, wrote = Problem("1", "2 + 2?", "4"), Transcript((r"<answer>\boxed{8/2}</answer>",))
     judgement = trio.run(environment.judge, asked, wrote, context)
     assert (judgement.reward, judgement.success) == (0, False)  # training asks for the work
-    journal = Journal(tmp_path / "journal.sqlite")
-    group = opened(samples=2, purpose="evaluate_sampled")
-    journal.open_group(group.group, 0, 0, group.purpose, encode_stored(group))
-    for sample, each in enumerate((judgement, Judgement(0.0, success=False, note="symbolic"))):
-        made = trajectory(group, sample)
-        journal.add_trajectory(group.group, sample, 0, made.status, encode_stored(made))
-        journal.judge(group.group, sample, 0, each)
-    journal.evaluated(group.group)
-    journal.close()
-    found = all_figures(read_results(tmp_path, 1, 2, decode_stored))
+    both = (judgement, Judgement(0.0, success=False, note="symbolic"))
+    directory = write_journal(tmp_path, [[(each, "finished") for each in both]])
+    found = all_figures(read_results(directory, 1, 2, decode_stored))
     assert (found["overall"]["pass@1"], found["overall"]["right_by_value"]) == (0, 1)
     print_results("m", found, [])
     assert "1: pass@1 would be 50.0 %" in capsys.readouterr().out
@@ -162,7 +154,7 @@ def test_answers_that_are_right_by_value_are_told_beside_the_rate(
     assert "by value" not in capsys.readouterr().out
 
 
-def test_the_response_length_stands_beside_the_accuracy(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_response_length_stands_beside_the_accuracy(capsys):
     long = result("4", "5", file="long.jsonl", tokens=(100, 200), truncated=1, problem="another")
     print_results("m", all_figures([result("4", "4", file="short.jsonl"), long]), [])
     rows = [[cell.strip() for cell in line.split("│")] for line in capsys.readouterr().out.splitlines() if "│" in line]

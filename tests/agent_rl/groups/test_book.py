@@ -409,7 +409,7 @@ class Life:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_the_book_says_what_follows_from_what_it_was_told(seed: int) -> None:
+def test_the_book_says_what_follows_from_what_it_was_told(seed):
     life = Life(seed)
     for _ in range(120):
         life.happens()

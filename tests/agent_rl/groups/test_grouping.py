@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from agent_rl.config.topology import Interim
+from agent_rl.environments.judging import LOST
 from agent_rl.groups.book import GroupBook
 from agent_rl.groups.instructions import Closed, Evaluated, EvaluationGroupDone, Instruction, Ready
 from agent_rl.groups.measures import mean_interval
@@ -47,25 +48,30 @@ def kinds(instructions: list[Instruction], kind: type) -> list[Any]:
     return [instruction for instruction in instructions if isinstance(instruction, kind)]
 
 
-def settle(made: GroupBook, number: int, answers: list[str | None], *, version: int = 0) -> list[Instruction]:
-    group = builders.opened(number, version=version, samples=len(answers))
-    made.group_opened(group)
+def settle(made: GroupBook, group: GroupOpened, ends: list[str]) -> list[Instruction]:
+    """A group whose samples end so: with an answer, or lost, with this status at each attempt."""
+    assert made.group_opened(group)
     instructions: list[Instruction] = []
-    for sample, answer in enumerate(answers):
-        instructions += made.trajectory(builders.trajectory(group, sample, answer=answer, version=version))
+    for sample, end in enumerate(ends):
+        given = {"status": end} if end in LOST else {"answer": end}
+        for attempt in range(2):
+            each = builders.trajectory(group, sample, attempt=attempt, version=group.policy.version, **given)
+            if made.wants(each):
+                instructions += made.trajectory(each)
     return instructions
 
 
-def test_the_draw_of_a_group_is_the_runs_and_the_groups_own() -> None:
+def test_the_draw_of_a_group_is_the_runs_and_the_groups_own():
     def kept(seed: int, number: int) -> Any:
-        return kinds(settle(book(seed=seed, samples=8), number, ["4", "5"] * 4), Ready)[0].kept
+        done = settle(book(seed=seed, samples=8), builders.opened(number, samples=8), ["4", "5"] * 4)
+        return kinds(done, Ready)[0].kept
 
     runs, groups = [kept(seed, 0) for seed in range(6)], [kept(0, number) for number in range(6)]
     assert len(set(runs)) > 1 < len(set(groups))
     assert (runs[0], runs[1]) == (groups[0], kept(1, 0))
 
 
-def test_the_journals_judgement_counts_before_the_trajectorys_own() -> None:
+def test_the_journals_judgement_counts_before_the_trajectorys_own():
     made = book(groups_per_step=1)
     made.group_opened(group := builders.opened())
     for sample in range(4):
@@ -73,34 +79,35 @@ def test_the_journals_judgement_counts_before_the_trajectorys_own() -> None:
     assert set(kinds(done, Ready)[0].rewards) < {0.0, 0.25, 0.5, 0.75}
 
 
-def test_a_group_of_a_version_that_was_lost_with_the_power_is_due_by_the_version_of_the_next_step() -> None:
+def test_a_group_of_a_version_that_was_lost_with_the_power_is_due_by_the_version_of_the_next_step():
     made = book(groups_per_step=1, max_staleness=1)
     made.group_opened(lost := builders.opened(0, version=9))
-    assert kinds(settle(made, 1, ["4", "5", "4", "5"]), Closed)
-    assert not kinds(settle(made, 2, ["4", "5", "4", "5"], version=1), Closed)
+    assert kinds(settle(made, builders.opened(1), ["4", "5", "4", "5"]), Closed)
+    assert not kinds(settle(made, builders.opened(2, version=1), ["4", "5", "4", "5"]), Closed)
     assert made.waits_for() == (lost.group,)
 
 
-def test_the_newest_outcomes_are_told_again_and_again_and_all_of_them_when_asked() -> None:
+def test_the_newest_outcomes_are_told_again_and_again_and_all_of_them_when_asked():
     outcomes = tuple(GroupOutcome(number, number, 1, 4) for number in range(TOLD + 3))
     made = book(curriculum=Frontier())
     for each in outcomes:
         made.observe(each)
-    assert (made.progress().outcomes, made.unfinished(0).outcomes) == (outcomes[3:], outcomes)  # type: ignore[union-attr]
+    assert (made.progress().outcomes, made.unfinished(0).outcomes) == (outcomes[3:], outcomes)
     assert made.unfinished(1) is None
     made.enter(StageEntered(2, 3, 3, restored=False), next_version=3)  # after the last stage
-    assert (made.progress().outcomes, made.unfinished(2).groups) == ((), ())  # type: ignore[union-attr]
+    assert (made.progress().outcomes, made.unfinished(2).groups) == ((), ())
 
 
-def test_figures_are_by_environment_where_the_run_has_several() -> None:
+def test_figures_are_by_environment_where_the_run_has_several():
     for several in (True, False):
-        (closed,) = kinds(settle(book(groups_per_step=1, several=several), 0, ["4", "5"]), Closed)
+        made = book(groups_per_step=1, several=several)
+        (closed,) = kinds(settle(made, builders.opened(samples=2), ["4", "5"]), Closed)
         assert list(closed.figures.environments) == ["arithmetic"] * several
 
 
 @pytest.mark.parametrize("within", [True, False])
 @pytest.mark.parametrize("seed", range(20))
-def test_an_evaluation_says_what_follows_from_its_rollouts(seed: int, within: bool) -> None:
+def test_an_evaluation_says_what_follows_from_its_rollouts(seed, within):
     rng = random.Random(seed)
     problems, samples, greedy = rng.randint(1, 4), rng.randint(1, 3), not within and rng.random() < 0.5
     sizes = {"problems": problems, "samples": samples}
@@ -154,6 +161,6 @@ def test_an_evaluation_says_what_follows_from_its_rollouts(seed: int, within: bo
         check(answers, [each for each in sampled if each[0].problem.environment == name])
     if within:
         versions = [made.unpack().versions for _, rollouts in told for made, judgement in rollouts if judgement]
-        oldest, newest = min((o for o, _ in versions), default=None), max((n for _, n in versions), default=None)  # type: ignore[type-var]
+        oldest, newest = min((o for o, _ in versions), default=None), max((n for _, n in versions), default=None)
         assert (result.figures.version_oldest, result.figures.version_newest) == (oldest, newest)
-        assert made.unfinished(0).interim_opened == (InterimOpened(2, problems),)  # type: ignore[union-attr]
+        assert made.unfinished(0).interim_opened == (InterimOpened(2, problems),)

@@ -44,7 +44,7 @@ def response(text: str) -> str:
         ("", 1.5),
     ],
 )
-def test_the_penalty_is_read_from_the_text_of_the_response(text: str, penalty: float) -> None:
+def test_the_penalty_is_read_from_the_text_of_the_response(text, penalty):
     assert release_penalty(tag_counts(text)) == penalty
 
 
@@ -67,7 +67,7 @@ def spans(pieces: Sequence[str], start: str, end: str) -> list[list[str]]:
 
 
 @given(st.lists(st.sampled_from(PIECES), max_size=30))
-def test_tags_are_counted_wherever_they_stand(pieces: list[str]) -> None:
+def test_tags_are_counted_wherever_they_stand(pieces):
     responses = spans(pieces, "<tool_response>", "</tool_response>")
     assert tag_counts("".join(pieces)) == TagCounts(
         tool_responses=len(responses),
@@ -113,15 +113,13 @@ def group(positives: int, negatives: int) -> list[Candidate]:
         (1, 7, 4, 1),
     ],
 )
-def test_places_are_rounded_to_even_and_each_class_has_at_least_two(
-    positives: int, negatives: int, keep: int, kept_positives: int
-) -> None:
+def test_places_are_rounded_to_even_and_each_class_has_at_least_two(positives, negatives, keep, kept_positives):
     cleanest = range(positives - kept_positives, positives)
     first = range(positives, positives + keep - kept_positives)
     assert select_release(group(positives, negatives), random.Random(0), keep=keep) == (*cleanest, *first)
 
 
-def test_of_equal_penalties_the_first_are_kept() -> None:
+def test_of_equal_penalties_the_first_are_kept():
     equal = [rollout(i, float(i < 4), errors=3) for i in range(8)]
     assert select_release(equal, random.Random(0), keep=4) == (0, 1, 4, 5)
 
@@ -131,14 +129,12 @@ def test_of_equal_penalties_the_first_are_kept() -> None:
     [group(2, 1), group(6, 0), group(0, 6), [rollout(i, (1.0, 0.5)[i > 3], errors=i) for i in range(8)]],
     ids=["fewer than keep", "all right", "all wrong", "what is kept has equal rewards"],
 )
-def test_groups_that_are_dropped(dropped: list[Candidate]) -> None:
+def test_groups_that_are_dropped(dropped):
     assert select_release(dropped, random.Random(0), keep=4) == ()
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 10)), min_size=1, max_size=20), st.integers(2, 12))
-def test_no_positive_left_out_is_cleaner_and_no_negative_left_out_comes_before(
-    made: list[tuple[bool, int]], keep: int
-) -> None:
+def test_no_positive_left_out_is_cleaner_and_no_negative_left_out_comes_before(made, keep):
     candidates = [rollout(i, float(right), errors) for i, (right, errors) in enumerate(made)]
     kept = set(select_release(candidates, random.Random(0), keep=keep))
     assert len(kept) in {0, keep}

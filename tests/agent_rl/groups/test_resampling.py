@@ -1,11 +1,8 @@
 """Resample on correct: quotas, penalties, both named modes."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from fractions import Fraction
-from typing import Any
 
 import numpy as np
 import pytest
@@ -30,7 +27,7 @@ def rollout(sample: int, reward: float, *, calls: int = 1, failed: int = 0, pena
     return Candidate(sample, reward, 2, calls, failed, penalty, 50, reward > 0)
 
 
-def test_penalty_follows_the_paper() -> None:
+def test_penalty_follows_the_paper():
     assert penalty(rollout(0, 1)) == 0.0
     assert penalty(rollout(0, 1, calls=0)) == 0.5  # no tool call
     assert penalty(rollout(0, 1, calls=4, failed=1)) == 0.25
@@ -41,9 +38,7 @@ def test_penalty_follows_the_paper() -> None:
 @example(5, 11, 8)
 @example(11, 5, 8)
 @given(st.integers(0, 64), st.integers(0, 64), st.integers(2, 32))
-def test_places_go_to_each_class_by_its_size_an_exact_half_to_the_rarer_one(
-    positives: int, negatives: int, keep: int
-) -> None:
+def test_places_go_to_each_class_by_its_size_an_exact_half_to_the_rarer_one(positives, negatives, keep):
     """Each class keeps one at least: round(15 * 8 / 16) alone would drop a lone positive."""
     size, places = positives + negatives, min(keep, positives + negatives)
     possible = range(max(min(1, positives), places - negatives), min(positives, places - min(1, negatives)) + 1)
@@ -74,9 +69,7 @@ groups = st.lists(
 
 @pytest.mark.parametrize("mode", sorted(ALIASES["selection"]))
 @given(group=groups, seed=st.integers(0, 5), keep=st.integers(2, 16))
-def test_selection_is_a_reproducible_subset_with_signal(
-    mode: str, group: list[Candidate], seed: int, keep: int
-) -> None:
+def test_selection_is_a_reproducible_subset_with_signal(mode, group, seed, keep):
     kept = named_selection(mode, keep)(group, random.Random(seed))
     assert kept == named_selection(mode, keep)(group, random.Random(seed))
     assert list(kept) == sorted(set(kept))
@@ -86,7 +79,7 @@ def test_selection_is_a_reproducible_subset_with_signal(
 
 
 @given(group=groups, seed=st.integers(0, 5), keep=st.integers(2, 16))
-def test_the_baseline_keeps_as_many_of_each_class_as_the_paper(group: list[Candidate], seed: int, keep: int) -> None:
+def test_the_baseline_keeps_as_many_of_each_class_as_the_paper(group, seed, keep):
     group = [replace(each, reward=float(each.success)) for each in group]
     right = [
         sum(group[at].success for at in select(group, random.Random(seed), keep=keep))
@@ -106,8 +99,8 @@ def test_the_baseline_keeps_as_many_of_each_class_as_the_paper(group: list[Candi
     ],
 )
 def test_of_right_rollouts_the_cleaner_ones_are_drawn_more_often_and_of_wrong_ones_all_alike(
-    mode: str, first: tuple[int, int, float], second: tuple[int, int, float], share: float
-) -> None:
+    mode, first, second, share
+):
     group = [
         rollout(at % 2, float(at < 2), calls=calls, failed=failed, penalty=penalty)
         for at, (calls, failed, penalty) in enumerate((first, second) * 2)
@@ -119,7 +112,7 @@ def test_of_right_rollouts_the_cleaner_ones_are_drawn_more_often_and_of_wrong_on
 
 
 @pytest.mark.parametrize(("samples", "minimum"), [(2, 2), (8, 3), (16, 16), (4, 9)])
-def test_made_up_groups_are_of_all_kinds(samples: int, minimum: int) -> None:
+def test_made_up_groups_are_of_all_kinds(samples, minimum):
     made = list(made_up_groups(samples, minimum))
     every = [each for group in made for each in group]
     assert {len(group) for group in made} <= {*range(min(minimum, samples), samples + 1)}
@@ -143,7 +136,7 @@ def test_made_up_groups_are_of_all_kinds(samples: int, minimum: int) -> None:
         ((1,), "kept only rollouts with the reward 0.5"),
     ],
 )
-def test_what_a_selection_may_not_keep(returned: Any, said: str) -> None:
+def test_what_a_selection_may_not_keep(returned, said):
     group = [rollout(at, (1.0, 0.5)[at % 2]) for at in range(4)]
     with pytest.raises(ContractError, match=f"{said}.* for a group of 4 rollouts|for a group of 4 rollouts.*{said}"):
         sound_selection(lambda *_: returned, group, random.Random(0), "a group")

@@ -1,7 +1,5 @@
 """A select stage: every problem is sampled once, counted once, and kept or dropped by the rule."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -12,11 +10,9 @@ from agent_rl.config.selection import Difficulty, SelectStage
 from agent_rl.groups.book import GroupBook
 from agent_rl.groups.instructions import Dropped, Outage, Sampled, Selected
 from agent_rl.groups.selection import Selection
-from agent_rl.messages import GroupOpened, GroupsUnfinished, Retry, StageEntered, UnfinishedGroup
-from agent_rl.scheduling.ids import group_id
+from agent_rl.messages import GroupOpened, StageEntered
 from tests import builders
-from tests.agent_rl.groups.test_grouping import book, kinds
-from tests.agent_rl.scheduling.test_scheduling import World, progress, scheduler
+from tests.agent_rl.groups.test_grouping import book, kinds, settle
 
 SAMPLES = 2
 
@@ -25,52 +21,6 @@ def select_stage(**changes) -> SelectStage:
     return SelectStage(
         **{"kind": "select", "name": "hard", "samples": SAMPLES, "max_response_tokens": 20, "max_turns": 3} | changes
     )
-
-
-# The scheduler --------------------------------------------------------------------------------------------------------
-
-
-def world(problems: int, **stage) -> World:
-    stages = [select_stage(**stage), builders.rl_stage()]
-    return World(scheduler(stages=stages, problem_count=lambda index: {0: problems}[index]))
-
-
-def test_each_problem_is_opened_once_whatever_the_budget_and_drawn_as_the_stage_says() -> None:
-    made = world(7, temperature=0.5, top_k=9)
-    made.begin(total=10_000)
-    for place in list(made.placed):
-        made.finish(place)
-    assert made.opened == [group_id(0, number) for number in range(7)]
-    made.do(made.scheduler.policy_published(builders.published(0, stage=1)))
-    made.do(made.scheduler.unfinished(GroupsUnfinished(1, 0, ())))
-    assert made.opened[7:] == [group_id(1, number) for number in range(4)]
-
-
-def test_its_rollouts_are_drawn_as_it_says() -> None:
-    made = world(2, temperature=0.5, top_k=9)
-    made.begin(total=10_000)
-    requests = [place.request for place in made.placed]
-    assert len(requests) == 2 * SAMPLES
-    assert {request.purpose for request in requests} == {"select"}
-    drawn = {(each.sampling.temperature, each.sampling.top_k, each.sampling.max_turns) for each in requests}
-    assert drawn == {(0.5, 9, 3)}
-
-
-def test_a_restarted_scheduler_samples_what_is_missing_and_opens_no_problem_again() -> None:
-    made = world(4)
-    opened = sampled(1)
-    made.do(made.scheduler.policy_published(builders.published()))
-    made.do(made.scheduler.engine_load(builders.engine_load(total=10_000)))
-    missing = (UnfinishedGroup(opened, (Retry(opened.group, 1, 0, 1),)),)
-    made.do(made.scheduler.unfinished(GroupsUnfinished(0, 3, missing)))
-    assert made.opened == [group_id(0, 3)]
-    assert [place.request.sample for place in made.placed if place.request.group == opened.group] == [1]
-    made.do(made.scheduler.progress(progress(retries=(Retry(group_id(0, 3), 0, 1, 3),))))
-    (again,) = [place.request for place in made.placed if place.request.attempt == 1]
-    assert (again.group, again.purpose) == (group_id(0, 3), "select")
-
-
-# The filter's book ----------------------------------------------------------------------------------------------------
 
 
 def sampled(number: int, problems: int = 4) -> GroupOpened:
@@ -87,28 +37,19 @@ def selecting(stage: SelectStage) -> GroupBook:
     return made
 
 
-def settle(made: GroupBook, number: int, answers: list[str | None], problems: int = 4) -> list:
-    """All samples of a problem; None: that one is lost in both its attempts."""
-    group, instructions = sampled(number, problems), []
-    assert made.group_opened(group)
-    for sample, answer in enumerate(answers):
-        for attempt in range(1 if answer else 2):
-            rollout = builders.trajectory(
-                group, sample, answer=answer, attempt=attempt, status="finished" if answer else "failed"
-            )
-            instructions += made.trajectory(rollout)
-    return instructions
-
-
-def test_problems_are_counted_one_by_one_and_those_always_solved_are_dropped() -> None:
+def test_problems_are_counted_one_by_one_and_those_always_solved_are_dropped():
     made = selecting(select_stage())
-    instructions = [*settle(made, 2, ["4", "4"]), *settle(made, 0, ["4", "5"]), *settle(made, 3, ["4", None])]
+    instructions = [
+        *settle(made, sampled(2), ["4", "4"]),
+        *settle(made, sampled(0), ["4", "5"]),
+        *settle(made, sampled(3), ["4", "failed"]),
+    ]
     counts = {each.problem.number: each.problem for each in kinds(instructions, Sampled)}
     assert {number: each.solved.right for number, each in counts.items()} == {2: 2, 0: 1, 3: 1}
     assert (counts[3].solved.samples, counts[3].lost, counts[2].id) == (2, 1, "p2")
     assert kinds(instructions, Selected) == []
     assert made.evaluation_progress == (5, 8)
-    (done,) = kinds(settle(made, 1, ["5", "5"]), Selected)
+    (done,) = kinds(settle(made, sampled(1), ["5", "5"]), Selected)
     assert done.kept == (0, 1, 3)
     figures = done.figures
     assert (figures.problems, figures.kept, figures.dropped) == (4, 3, {"always_solved": 1})
@@ -117,16 +58,16 @@ def test_problems_are_counted_one_by_one_and_those_always_solved_are_dropped() -
     assert kinds(made.enter(StageEntered(1, 0, 0, restored=False), next_version=0), Dropped) == []
 
 
-def test_where_nothing_is_kept_the_run_ends_with_the_key_to_change_and_another_rule_needs_no_new_sample() -> None:
+def test_where_nothing_is_kept_the_run_ends_with_the_key_to_change_and_another_rule_needs_no_new_sample():
     made = selecting(select_stage())
-    last = [each for number in range(2) for each in settle(made, number, ["4", "4"], problems=2)]
+    last = [each for number in range(2) for each in settle(made, sampled(number, 2), ["4", "4"])]
     (outage,) = kinds(last, Outage)
     assert "stages.0: select stage 'hard' keeps none of its 2 problems (2 always solved)" in outage.message
     assert "change stages.0.keep and run again" in outage.message
     again = Selection(select_stage(keep=Difficulty(below=1.0, at_least=0.25)), problems=2)
     again.restore(*[each.problem for each in kinds(last, Sampled)])
     assert isinstance(again.result(0), Outage)
-    some = settle(selecting(select_stage(keep=Difficulty(drop_unsolved=True))), 0, ["5", "5"], problems=1)
+    some = settle(selecting(select_stage(keep=Difficulty(drop_unsolved=True))), sampled(0, 1), ["5", "5"])
     (outage,) = kinds(some, Outage)
     assert "1 never solved" in outage.message
     relaxed = Selection(select_stage(), problems=1)
@@ -143,7 +84,7 @@ def test_where_nothing_is_kept_the_run_ends_with_the_key_to_change_and_another_r
 )
 @settings(deadline=None, max_examples=25)
 @given(st.data())
-def test_whatever_the_order_and_wherever_it_is_restarted_the_same_problems_are_kept(keep: dict, data) -> None:
+def test_whatever_the_order_and_wherever_it_is_restarted_the_same_problems_are_kept(keep, data):
     answers = data.draw(st.lists(st.lists(st.sampled_from(["4", "5"]), min_size=2, max_size=2), min_size=1, max_size=6))
     order = data.draw(st.permutations(range(len(answers))))
     restart = data.draw(st.integers(0, len(answers)))
@@ -154,7 +95,7 @@ def test_whatever_the_order_and_wherever_it_is_restarted_the_same_problems_are_k
             made = selecting(stage)
             assert isinstance(made.whole, Selection)
             made.whole.restore(*counted)
-        last = settle(made, number, answers[number], problems=len(answers))
+        last = settle(made, sampled(number, len(answers)), answers[number])
         counted += [each.problem for each in kinds(last, Sampled)]
     assert sorted(each.number for each in counted) == list(range(len(answers)))
     shares = [right.count("4") / 2 for right in answers]

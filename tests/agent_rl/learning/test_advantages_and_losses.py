@@ -1,10 +1,8 @@
 """Advantages and losses against the reference, and what each loss promises."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,9 +22,7 @@ from tests.agent_rl.learning import reference_loss
 
 
 @given(st.lists(st.integers(0, 4), min_size=2, max_size=8), st.sampled_from([1e-6, 1e-2, 1.0, 1e6]), st.booleans())
-def test_advantages_are_those_of_the_paper_at_every_scale_of_rewards(
-    rewards: list[int], scale: float, divide: bool
-) -> None:
+def test_advantages_are_those_of_the_paper_at_every_scale_of_rewards(rewards, scale, divide):
     given_rewards = np.array(rewards, dtype=np.float32) * np.float32(scale)
     made = group_advantages(given_rewards, divide_by_std=divide)
     assert made.dtype == np.float32
@@ -35,7 +31,7 @@ def test_advantages_are_those_of_the_paper_at_every_scale_of_rewards(
 
 
 @given(st.lists(st.integers(-2, 2), min_size=2, max_size=8), st.floats(2**-20, 2**20, width=32), st.booleans())
-def test_rewards_that_rounding_alone_tells_apart_are_equal(steps: list[int], reward: float, divide: bool) -> None:
+def test_rewards_that_rounding_alone_tells_apart_are_equal(steps, reward, divide):
     rounded = np.float32(reward) + np.array(steps, np.float32) * np.spacing(np.float32(reward))
     assert not group_advantages(rounded, divide_by_std=divide).any()
     told = group_advantages(rounded + np.float32(reward * 1e-4) * (np.arange(len(steps)) == 0), divide_by_std=divide)
@@ -54,9 +50,7 @@ def test_rewards_that_rounding_alone_tells_apart_are_equal(steps: list[int], rew
         ([1.0, math.nan], [1.0, math.inf], None),  # whose rewards are at fault
     ],
 )
-def test_an_advantage_of_ones_own_is_checked_on_each_group(
-    monkeypatch: pytest.MonkeyPatch, made: Any, rewards: list[float], fault: str | None
-) -> None:
+def test_an_advantage_of_ones_own_is_checked_on_each_group(monkeypatch, made, rewards, fault):
     monkeypatch.setattr(advantages, "resolve", lambda *_: lambda rewards, divide_by_std: made)
     named, given_rewards = advantages.named_advantage("mine"), np.array(rewards, np.float32)
     if fault is None:
@@ -81,8 +75,8 @@ LOSSES = ("grpo", "sequence_mean", "dr_grpo", "gspo", "cispo")
     kl=st.sampled_from([None, "k1", "k3"]),
 )
 def test_value_gradient_and_figures_of_a_loss_are_those_of_its_paper(
-    loss: str, seed: int, correction: Any, bounds: Any, sequence_mask: Any, clip: Any, kl: Any
-) -> None:
+    loss, seed, correction, bounds, sequence_mask, clip, kl
+):
     """Of a part of an update: responses of several lengths, the model's tokens among those of others, and gaps of both
     signs, of which some are 0.
     """
@@ -144,12 +138,12 @@ def changed(change: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", ALIASES["loss"])
-def test_every_loss_keeps_what_is_asked_of_it(name: str) -> None:
+def test_every_loss_keeps_what_is_asked_of_it(name):
     assert loss_fault(resolve("loss", name), LossSettings()) == ""
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k3"])
-def test_the_mean_gradient_of_an_estimate_is_that_of_a_divergence(estimator: Literal["k1", "k3"]) -> None:
+def test_the_mean_gradient_of_an_estimate_is_that_of_a_divergence(estimator):
     """k1's of KL(pi_theta, pi_ref), k3's of KL(pi_ref, pi_theta): over all tokens, weighted by pi_theta."""
     logits = torch.tensor([0.3, -1.0, 0.8, 0.1], dtype=torch.float64, requires_grad=True)
     reference = torch.tensor([-0.5, 0.7, 0.2, 0.4], dtype=torch.float64).log_softmax(-1)
@@ -162,7 +156,7 @@ def test_the_mean_gradient_of_an_estimate_is_that_of_a_divergence(estimator: Lit
     assert float((logprobs.exp() * estimates).sum().detach()) == pytest.approx(float(reverse.detach()), abs=1e-12)
 
 
-def test_the_soft_penalty_falls_in_a_straight_line_before_the_limit() -> None:
+def test_the_soft_penalty_falls_in_a_straight_line_before_the_limit():
     assert soft_overlong(np.array([10, 80, 90, 100, 101]), 100, 20).tolist() == [0.0, 0.0, -0.5, -1.0, -1.0]
 
 
@@ -176,7 +170,7 @@ def test_the_soft_penalty_falls_in_a_straight_line_before_the_limit() -> None:
         (lambda terms, batch: replace(terms, shares=terms.shares / len(batch.mask)), "sum of its micro-batches"),
     ],
 )
-def test_what_a_loss_may_not_do(change: Any, fault: str) -> None:
+def test_what_a_loss_may_not_do(change, fault):
     assert fault in loss_fault(changed(change), LossSettings())
 
 
@@ -192,7 +186,7 @@ def test_what_a_loss_may_not_do(change: Any, fault: str) -> None:
         (lambda terms, _: {}["nothing"], r"KeyError: 'nothing' \(test_advantages_and_losses.py, line"),
     ],
 )
-def test_a_loss_that_raises_or_returns_something_else_is_named(change: Any, fault: str) -> None:
+def test_a_loss_that_raises_or_returns_something_else_is_named(change, fault):
     loss = changed(change)
     with pytest.raises(ContractError, match=fault):
         called("mine", lambda: loss_fault(loss, LossSettings()), "on a made-up micro-batch", loss)

@@ -1,7 +1,5 @@
 """A tiny random model of each architecture: engine, learner and transformers agree, and a checkpoint is the same bits."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -23,39 +21,22 @@ pytestmark = pytest.mark.real_time
 VOCABULARY, KNOWN = 67, 61
 SIZES = {
     "vocab_size": VOCABULARY,
-    "hidden_size": 64,
-    "d_model": 64,
-    "n_embd": 64,
-    "num_hidden_layers": 4,
-    "n_layer": 4,
-    "num_attention_heads": 4,
-    "n_head": 4,
+    **dict.fromkeys(("hidden_size", "d_model", "n_embd", "word_embed_proj_dim"), 64),
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "num_attention_heads", "n_head"), 4),
     "num_key_value_heads": 2,
     "head_dim": 16,
     "max_position_embeddings": 256,
-    "intermediate_size": 96,
-    "ffn_dim": 96,
-    "n_inner": 96,
-    "moe_intermediate_size": 32,
-    "word_embed_proj_dim": 64,
-    "shared_expert_intermediate_size": 32,
-    "num_experts": 4,
-    "num_local_experts": 4,
-    "n_routed_experts": 4,
-    "moe_num_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_k": 2,
-    "n_group": 2,
-    "topk_group": 1,
     "sliding_window": 96,
-    "first_k_dense_replace": 1,
-    "pad_token_id": None,
-    "bos_token_id": None,
-    "eos_token_id": None,
+    **dict.fromkeys(("intermediate_size", "ffn_dim", "n_inner"), 96),
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 4),
+    **dict.fromkeys(("num_experts_per_tok", "moe_k", "n_group"), 2),
+    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), 32),
+    **dict.fromkeys(("topk_group", "first_k_dense_replace", "n_shared_experts"), 1),
+    **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), None),
     "logit_scale": 0.5,
     "logits_scaling": 2.0,
-    "n_shared_experts": 1,
 }
+"""A size has a name of its own in each family."""
 QUICK = {"cohere", "gpt2", "qwen3_moe"}
 """Beside those that other tests have; the others are slow tests."""
 
@@ -77,7 +58,7 @@ def save(kind: str, path: Path, **more: Any) -> Any:
     return model
 
 
-def test_the_documents_list_the_architectures() -> None:
+def test_the_documents_list_the_architectures():
     page = (Path(__file__).parents[3] / "docs/families.md").read_text("utf-8")
     assert f"| exact | {', '.join(sorted(EXACT))} |" in page
     assert all(f"| refused: {why} |" in page for why in OTHERS.values())
@@ -110,7 +91,7 @@ async def sampled(path: Path, learner: PolicyModel, tokens: list[int]) -> float:
     "kind", [pytest.param(kind, marks=() if kind in QUICK else pytest.mark.slow) for kind in sorted(EXACT)]
 )
 @torch.no_grad()
-def test_engine_learner_and_transformers_agree(kind: str, tmp_path: Path) -> None:
+def test_engine_learner_and_transformers_agree(kind, tmp_path):
     model = save(kind, tmp_path / "model")
     learner = learner_of(tmp_path / "model")
     assert learner.max_length == min(256, window(model.config.to_dict()) or 256)
@@ -146,9 +127,7 @@ def test_engine_learner_and_transformers_agree(kind: str, tmp_path: Path) -> Non
         ("stablelm", {}, "attention of its own kind"),
     ],
 )
-def test_what_cannot_be_trained_is_refused_by_its_configuration(
-    kind: str, more: dict[str, Any], said: str, tmp_path: Path
-) -> None:
+def test_what_cannot_be_trained_is_refused_by_its_configuration(kind, more, said, tmp_path):
     if kind not in CONFIG_MAPPING:
         pytest.skip("this transformers does not have it")
     config = save(kind, tmp_path, **more).config.to_dict()
@@ -158,9 +137,7 @@ def test_what_cannot_be_trained_is_refused_by_its_configuration(
 
 
 @pytest.mark.parametrize("kind", ["gpt_oss", "stablelm"])
-def test_a_type_that_nobody_compared_is_compared_at_the_start(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_type_that_nobody_compared_is_compared_at_the_start(kind, tmp_path, monkeypatch):
     monkeypatch.delitem(OTHERS, kind)
     save(kind, tmp_path)
     with pytest.raises(TrainingStoppedError, match=r"not computed as transformers|cannot be computed in packed rows"):

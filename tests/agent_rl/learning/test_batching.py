@@ -16,7 +16,7 @@ from agent_rl.learning.batching import POOL, Masked, SupervisedBatches, fitting,
 
 
 @given(st.integers(0, 50), st.integers(1, 7))
-def test_parts_are_even_and_never_empty(count: int, parts: int) -> None:
+def test_parts_are_even_and_never_empty(count, parts):
     split = split_evenly(range(count), parts)
     assert [index for part in split for index in part] == list(range(count))
     sizes = [len(part) for part in split]
@@ -25,7 +25,7 @@ def test_parts_are_even_and_never_empty(count: int, parts: int) -> None:
     assert not sizes or max(sizes) - min(sizes) <= 1
 
 
-def test_buckets_hold_like_lengths_and_lose_nothing() -> None:
+def test_buckets_hold_like_lengths_and_lose_nothing():
     rng = random.Random(0)
     lengths = [rng.randint(10, 90) for _ in range(POOL * 4)]
     made = SupervisedBatches(iter(lengths), lambda n: [([0] * n, [1] * n)], batch=4, longest=100, rng=rng)
@@ -37,9 +37,7 @@ def test_buckets_hold_like_lengths_and_lose_nothing() -> None:
     assert found != sorted(found)
 
 
-def test_sequences_as_long_as_allowed_are_taken_and_too_many_in_a_row_that_are_longer_are_a_fault(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_sequences_as_long_as_allowed_are_taken_and_too_many_in_a_row_that_are_longer_are_a_fault(monkeypatch):
     monkeypatch.setattr(batching, "TOO_MANY", 3)
     lengths = [5, 6, 6, 4, 6, 6, 5, 6, 6, 6]
     taken = fitting(([([0], [1]), ([0] * length, [1] * length)] for length in lengths), 5)
@@ -64,7 +62,7 @@ def lessons(encoded: list[int], seed: int = 0) -> SupervisedBatches[int]:
 
 
 @pytest.mark.parametrize("taken", [1, POOL - 1, POOL, POOL + 1, 5 * POOL + 7])
-def test_batches_go_on_where_an_earlier_process_was_and_encode_no_more_than_its_pool(taken: int) -> None:
+def test_batches_go_on_where_an_earlier_process_was_and_encode_no_more_than_its_pool(taken):
     first = lessons([])
     for _ in range(taken):
         next(first)
@@ -81,7 +79,7 @@ def test_batches_go_on_where_an_earlier_process_was_and_encode_no_more_than_its_
 
 
 @given(st.lists(st.integers(1, 100), max_size=60), st.integers(1, 400))
-def test_micro_batches_are_those_of_a_plain_first_fit(lengths: list[int], budget: int) -> None:
+def test_micro_batches_are_those_of_a_plain_first_fit(lengths, budget):
     batches: list[list[int]] = []
     for index in sorted(range(len(lengths)), key=lambda index: (-lengths[index], index)):
         fits = (batch for batch in batches if sum(lengths[i] for i in batch) + lengths[index] <= budget)
@@ -94,7 +92,7 @@ def test_micro_batches_are_those_of_a_plain_first_fit(lengths: list[int], budget
 
 
 @given(st.lists(st.integers(1, 100), max_size=60), st.integers(1, 8))
-def test_ranks_get_every_sequence_once_and_nearly_equal_tokens(lengths: list[int], ranks: int) -> None:
+def test_ranks_get_every_sequence_once_and_nearly_equal_tokens(lengths, ranks):
     dealt: list[list[int]] = [[] for _ in range(ranks)]
     for index in sorted(range(len(lengths)), key=lambda index: (-lengths[index], index)):
         min(dealt, key=lambda own: sum(lengths[each] for each in own)).append(index)
@@ -104,7 +102,7 @@ def test_ranks_get_every_sequence_once_and_nearly_equal_tokens(lengths: list[int
 
 
 @given(st.lists(st.integers(1, 100), max_size=30), st.integers(1, 5), st.integers(1, 200))
-def test_every_rank_has_as_many_micro_batches_as_the_others(lengths: list[int], ranks: int, budget: int) -> None:
+def test_every_rank_has_as_many_micro_batches_as_the_others(lengths, ranks, budget):
     packed = microbatches(lengths, ranks=ranks, max_tokens=budget)
     assert len(packed) == ranks
     assert len({len(batches) for batches in packed}) == 1
@@ -112,11 +110,11 @@ def test_every_rank_has_as_many_micro_batches_as_the_others(lengths: list[int], 
     assert all(len(batch) <= 1 or sum(lengths[i] for i in batch) <= budget for batches in packed for batch in batches)
 
 
-def test_ranks_without_sequences_have_empty_micro_batches() -> None:
+def test_ranks_without_sequences_have_empty_micro_batches():
     assert microbatches([5], ranks=3, max_tokens=120) == [[[0]], [[]], [[]]]
 
 
-def test_splitting_does_not_grow_with_the_square() -> None:
+def test_splitting_does_not_grow_with_the_square():
     """Comparisons are counted rather than seconds: first fit over n half-full batches would make n * n / 2."""
 
     class Counted(int):
@@ -124,7 +122,7 @@ def test_splitting_does_not_grow_with_the_square() -> None:
 
         def __gt__(self, other: object) -> bool:
             Counted.compared += 1
-            return int(self) > other  # type: ignore[operator]
+            return int(self) > other
 
     count = 4096
     microbatches([Counted(60)] * count, max_tokens=100)

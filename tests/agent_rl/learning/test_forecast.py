@@ -1,7 +1,5 @@
 """What an rl stage will cost."""
 
-from __future__ import annotations
-
 import pytest
 
 from agent_rl.figures import AnswerFigures, EvaluationFigures, RolloutMeans
@@ -14,14 +12,14 @@ def answered(rollouts: int, tokens: float) -> AnswerFigures:
     return AnswerFigures(problems=rollouts, success=0.5, low=0.4, high=0.6, lost=0, answered=means)
 
 
-def test_the_pace_is_that_of_all_answers() -> None:
+def test_the_pace_is_that_of_all_answers():
     figures = EvaluationFigures(name="before", sampled=answered(30, 60.0), greedy=answered(10, 20.0))
     assert Pace.of(figures, 8.0) == Pace(40, 50.0, 8.0)
     assert Pace.of(EvaluationFigures(name="before", sampled=answered(0, 0.0)), 8.0) is None
 
 
 @pytest.mark.parametrize(("a_token", "minutes"), [(0.0, 3), (0.1, 3), (0.5, 9), (None, 3)])
-def test_the_slower_of_sampling_and_updates_takes_the_time(a_token: float | None, minutes: int) -> None:
+def test_the_slower_of_sampling_and_updates_takes_the_time(a_token, minutes):
     """Ten steps of 2 groups of 4: 80 rollouts of 2 s each; 2 of each group are trained, 200 tokens in two epochs."""
     stage, algorithm = builders.rl_stage(), builders.algorithm(epochs=1)
     told = forecast(stage, algorithm, Pace(40, 25.0, 80.0), lambda tokens: a_token and a_token * tokens)

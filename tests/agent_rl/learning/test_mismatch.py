@@ -1,102 +1,40 @@
-"""Engine against learner at the same weights, apart from staleness: with a real engine, and with one that is off by a
-known amount.
+"""Engine against learner at the same weights, apart from staleness: with engines that are right, and off by a known
+amount.
 """
 
-from __future__ import annotations
-
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import trio
 from transformers import AutoModelForCausalLM
 
-from actors.engines.torch.engine import TorchEngine
 from agent_rl.learning.advantages import group_advantages
 from agent_rl.learning.mismatch import OlderWeights, measure
 from agent_rl.learning.sequences import training_sequences
-from agent_rl.learning.trainer import Trainer, write_weights
-from agent_rl.messages import PolicyVersion, TrainingGroup
-from agent_rl_contract.engine import turn
+from agent_rl.learning.trainer import Trainer
 from tests import builders
 from tests.agent_rl.learning import reference_loss
 from tests.agent_rl.learning.test_reference_loss import sampled as random_groups
+from tests.agent_rl.learning.test_training import groups
 from tests.agent_rl.learning.trainers import small_trainer
 
-TEMPERATURE = 0.7
 STAGE = builders.rl_stage(learning_rate=3e-2, warmup_steps=0)
 
 
 def trainer(model: Path, mismatch_tokens: int = 1024, **changes: Any) -> Trainer:
-    algorithm = builders.algorithm(temperature=TEMPERATURE, max_staleness=1, **changes)
+    algorithm = builders.algorithm(max_staleness=1, **changes)
     return small_trainer(model, algorithm=algorithm, mismatch_tokens=mismatch_tokens)
 
 
-def sampled(model: Path, weights: Path | None, version: int, *, off: float = 0.0) -> list[TrainingGroup]:
-    """Two groups of four rollouts, by the engine; ``off`` is added to every log-probability it reports."""
-
-    async def main() -> list[Any]:
-        engine = TorchEngine(
-            model, max_rollouts=8, kv_tokens=None, threads=1, dtype="float32", initial_policy=PolicyVersion(1, 0)
-        )
-        made: list[Any] = [None] * 8
-        async with trio.open_nursery() as nursery:
-            await nursery.start(engine.run)
-            if weights is not None:
-                await engine.load_weights(weights, PolicyVersion(1, version))
-
-            async def one(index: int) -> None:
-                prompt = list(range(20, 26 + index))
-                request = turn(f"r{index}", prompt, 15, temperature=TEMPERATURE, seed=100 * version + index)
-                made[index] = (prompt, await engine.generate(request))
-
-            async with trio.open_nursery() as turns:
-                for index in range(8):
-                    turns.start_soon(one, index)
-            nursery.cancel_scope.cancel()
-        return made
-
-    results = trio.run(main)
-    groups = []
-    for number in range(2):
-        opened = builders.opened(2 * version + number)
-        trajectories = tuple(
-            builders.repacked(
-                builders.trajectory(opened, sample, version=version),
-                prompt_tokens=np.array(prompt, dtype=np.int32),
-                tokens=result.tokens,
-                loss_mask=np.ones(len(result.tokens), dtype=np.uint8),
-                logprobs=result.logprobs + np.float32(off),
-                policies=result.policies,
-            )
-            for sample, (prompt, result) in enumerate(results[4 * number : 4 * number + 4])
-        )
-        groups.append(
-            TrainingGroup(opened.group, 0, opened.policy, trajectories, np.array([1, 0, 0, 1], dtype=np.float32))
-        )
-    return groups
-
-
-@pytest.mark.parametrize("updates", [1, 2])
-def test_where_engine_and_learner_agree_every_ratio_is_one(model: Path, updates: int) -> None:
-    trained = trainer(model, updates_per_step=updates)
-    trained.copy_weights(0)
-    figures = trained.rl_step(sampled(model, None, 0), STAGE, 0)
-    assert figures.mismatch.mismatch_tokens == 120
-    assert figures.mismatch.mismatch_ratio == pytest.approx(1.0, abs=1e-5)
-    assert figures.mismatch.mismatch_max < 1e-4
-    assert figures.correction_mean == pytest.approx(1.0, abs=1e-5)
-    assert (figures.mismatch.staleness_gap, figures.mismatch.staleness_ratio) == (0.0, 1.0)
-    assert figures.policy_gap < 1e-5
-
-
 @pytest.mark.parametrize("max_tokens", [10_000, 60])
-def test_figures_are_those_of_each_token_by_the_weights_that_sampled_it(model: Path, max_tokens: int) -> None:
+def test_figures_are_those_of_each_token_by_the_weights_that_sampled_it(model, max_tokens):
     """Of rollouts of several versions with branches, of which the weights of the last four are here."""
-    trained = trainer(model)
+    temperature = 0.7
+    trained = trainer(model, temperature=temperature)
     rng = torch.Generator().manual_seed(0)
     older, plain = OlderWeights(3), {}
     for version in range(3, 9):
@@ -106,17 +44,17 @@ def test_figures_are_those_of_each_token_by_the_weights_that_sampled_it(model: P
         plain[version] = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64, attn_implementation="eager")
         for name, weight in plain[version].named_parameters():
             weight.data = trained.model.trained()[name].double()
-    groups = random_groups(3)
-    sequences = [s for group in groups for s in training_sequences(group, group_advantages, trained.algorithm, 14)]
+    sampled = random_groups(3)
+    sequences = [s for group in sampled for s in training_sequences(group, group_advantages, trained.algorithm, 14)]
     trained._fill("proximal", [sequences], trained.model)
     figures = measure(
-        trained.model, sequences, older, temperature=TEMPERATURE, max_tokens=max_tokens, microbatch_tokens=40
+        trained.model, sequences, older, temperature=temperature, max_tokens=max_tokens, microbatch_tokens=40
     )
     gaps, moves = [], []
-    rollouts = [rollout for group in groups for rollout in group.trajectories]
+    rollouts = [rollout for group in sampled for rollout in group.trajectories]
     every = math.ceil(sum(len(each.tokens) for each in sequences) / max_tokens)
     for rollout in rollouts[::every]:
-        said = {version: reference_loss.logprobs(plain[version], rollout, TEMPERATURE) for version in range(5, 9)}
+        said = {version: reference_loss.logprobs(plain[version], rollout, temperature) for version in range(5, 9)}
         for number, (place, _, behaviour) in enumerate(reference_loss.written(rollout)):
             if (version := int(rollout.unpack().policies[place, 1])) in said:
                 gaps.append(said[version][number] - behaviour)
@@ -133,29 +71,35 @@ def test_figures_are_those_of_each_token_by_the_weights_that_sampled_it(model: P
     assert {name: getattr(figures, name) for name in expected} == pytest.approx(expected, rel=1e-3)
 
 
-def test_the_engines_part_of_the_gap_is_told_from_the_policys_move(model: Path, tmp_path: Path) -> None:
+def test_the_engines_part_of_the_gap_is_told_from_the_policys_move(model):
     """One step on, rollouts of the version before: the learner still knows what it would have said then."""
-    off, trained = -0.3, trainer(model)
-    first = trained.copy_weights(0)
-    write_weights(first, tmp_path / "0.safetensors")
-    trained.rl_step(sampled(model, None, 0), STAGE, 0)
+    off, trained = 0.3, trainer(model)
+    trained.copy_weights(0)
+    batch = groups(trained)
+    figures = trained.rl_step(batch, STAGE, 0)
+    assert figures.mismatch.mismatch_tokens == figures.trained_tokens
+    assert figures.mismatch.mismatch_max < 1e-4
+    assert (figures.mismatch.mismatch_ratio, figures.correction_mean) == pytest.approx((1.0, 1.0), abs=1e-5)
+    assert (figures.mismatch.staleness_gap, figures.mismatch.staleness_ratio) == (0.0, 1.0)
     trained.copy_weights(1)
     before = {name: tensor.clone() for name, tensor in trained.model.trained().items()}
-    stale = sampled(model, tmp_path / "0.safetensors", 0, off=off)
-    figures = trained.rl_step(stale, STAGE, 1)
-    assert figures.mismatch.mismatch_tokens == 120
-    assert figures.mismatch.mismatch_gap == pytest.approx(-off, abs=1e-4)
-    assert figures.mismatch.mismatch_ratio == pytest.approx(math.exp(-off), abs=1e-4)
+    for number, group in enumerate(batch):
+        rollouts = [builders.repacked(t, logprobs=t.unpack().logprobs - np.float32(off)) for t in group.trajectories]
+        batch[number] = replace(group, trajectories=tuple(rollouts))
+    figures = trained.rl_step(batch, STAGE, 1)
+    assert figures.mismatch.mismatch_tokens == figures.trained_tokens
+    assert figures.mismatch.mismatch_gap == pytest.approx(off, abs=1e-4)
+    assert figures.mismatch.mismatch_ratio == pytest.approx(math.exp(off), abs=1e-4)
     assert figures.mismatch.staleness_gap > 0.1  # a step of 0.03 moved the policy far
     assert figures.policy_gap != pytest.approx(figures.mismatch.mismatch_gap, abs=0.05)
     assert any(not torch.equal(before[name], tensor) for name, tensor in trained.model.trained().items())
 
 
-def test_measuring_changes_nothing_that_is_trained(model: Path) -> None:
+def test_measuring_changes_nothing_that_is_trained(model):
     ends = []
     for tokens in (0, 1024):
         trained = trainer(model, tokens)
-        stale = sampled(model, None, 0)
+        stale = groups(trained)
         for version in range(2):
             trained.copy_weights(version)
             figures = trained.rl_step(stale, STAGE, version)
@@ -165,11 +109,11 @@ def test_measuring_changes_nothing_that_is_trained(model: Path) -> None:
     assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
 
 
-def test_only_so_many_older_versions_are_kept_and_of_unknown_ones_nothing_is_told(model: Path) -> None:
+def test_only_so_many_older_versions_are_kept_and_of_unknown_ones_nothing_is_told(model):
     older = OlderWeights(2)
     for version in range(5):
         older.remember(version, {"w": torch.tensor(version)})
     assert [version for version in range(5) if older.of(version) is not None] == [2, 3, 4]
     trained = trainer(model)
     trained.copy_weights(7)
-    assert trained.rl_step(sampled(model, None, 0), STAGE, 0).mismatch is None
+    assert trained.rl_step(groups(trained), STAGE, 0).mismatch is None

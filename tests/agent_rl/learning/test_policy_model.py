@@ -41,9 +41,7 @@ def logprobs_of(trained: Trainer) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_adapters_alone_are_trained_and_what_is_published_has_them_merged(
-    model: Path, tmp_path: Path, dtype: str
-) -> None:
+def test_adapters_alone_are_trained_and_what_is_published_has_them_merged(model, tmp_path, dtype):
     pytest.importorskip("peft")
     trained = trainer(model, Lora(rank=4, alpha=8.0), dtype)
     plain = load_file(model / "model.safetensors")
@@ -69,7 +67,7 @@ def test_adapters_alone_are_trained_and_what_is_published_has_them_merged(
     assert torch.allclose(logprobs_of(trained), expected, atol=1e-4 if dtype == "float32" else 0.15)
 
 
-def test_engines_get_changes_by_adapters_that_are_smaller_than_steps_of_bfloat16(tmp_path: Path) -> None:
+def test_engines_get_changes_by_adapters_that_are_smaller_than_steps_of_bfloat16(tmp_path):
     """Prints the figures (``pytest -s -k smaller_than_steps``)."""
     pytest.importorskip("peft")
     shape = InitialiseModel(hidden_size=256, layers=2, heads=4, kv_heads=2, head_dim=64, mlp_size=512)
@@ -101,7 +99,7 @@ def test_engines_get_changes_by_adapters_that_are_smaller_than_steps_of_bfloat16
     assert torch.equal(part, published[name][rows])
 
 
-def test_a_checkpoint_of_adapters_is_a_whole_model_and_continues_bit_for_bit(model: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_of_adapters_is_a_whole_model_and_continues_bit_for_bit(model, tmp_path):
     pytest.importorskip("peft")
     lora = Lora(rank=4, targets=("q_proj", "v_proj"))
     trained = trainer(model, lora)
@@ -121,7 +119,7 @@ def test_a_checkpoint_of_adapters_is_a_whole_model_and_continues_bit_for_bit(mod
         trainer(model, Lora(rank=8, targets=("q_proj", "v_proj"))).restore(tmp_path / "checkpoint")
 
 
-def test_without_peft_the_remedy_is_named(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_peft_the_remedy_is_named(model, monkeypatch):
     import sys
 
     monkeypatch.setitem(sys.modules, "peft", None)
@@ -134,7 +132,7 @@ def test_without_peft_the_remedy_is_named(model: Path, monkeypatch: pytest.Monke
     ("target", "said"),
     [("nope", r"\['nope'\] fits no layer"), ("lm_head", "names lm_head"), ("embed_tokens", "embed_tokens")],
 )
-def test_adapters_that_no_layer_can_have_are_refused_with_those_that_can(model: Path, target: str, said: str) -> None:
+def test_adapters_that_no_layer_can_have_are_refused_with_those_that_can(model, target, said):
     """The output layer and the embeddings are read as they are: adapters of theirs would be trained by nobody, or
     served alone.
     """
@@ -145,7 +143,7 @@ def test_adapters_that_no_layer_can_have_are_refused_with_those_that_can(model: 
         trainer(model, Lora(targets=(target, "q_proj") if target != "nope" else (target,)))
 
 
-def test_a_device_that_is_not_here_and_a_model_that_is_cut_are_refused_by_name(model: Path, tmp_path: Path) -> None:
+def test_a_device_that_is_not_here_and_a_model_that_is_cut_are_refused_by_name(model, tmp_path):
     with pytest.raises(TrainingStoppedError, match=r"torch has no 'tpu' here .*set the actor's device to \"cpu\""):
         PolicyModel(model, dtype="float32", device="tpu", options=ModelOptions())
     cut = tmp_path / "cut"
@@ -162,7 +160,7 @@ def test_a_device_that_is_not_here_and_a_model_that_is_cut_are_refused_by_name(m
         CausalModel(cut, dtype="float32", device=torch.device("cpu"))
 
 
-def test_check_says_so_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_says_so_before_anything_starts(tmp_path, monkeypatch):
     topology = micro(tmp_path)
     adapted = topology.model_copy(update={"model": topology.model.model_copy(update={"lora": Lora()})})
     monkeypatch.setattr("actors.weights.settings.find_spec", lambda name: None)
@@ -172,7 +170,7 @@ def test_check_says_so_before_anything_starts(tmp_path: Path, monkeypatch: pytes
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
-def test_a_compiled_model_computes_the_same(model: Path) -> None:
+def test_a_compiled_model_computes_the_same(model):
     tokens = [torch.arange(10, 10 + length) for length in (30, 17)]
     wanted = [torch.arange(len(each)) > 0 for each in tokens]
     made: list[Any] = []

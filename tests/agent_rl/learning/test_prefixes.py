@@ -1,7 +1,5 @@
 """Rows in which shared prefixes stand once: the tree, the micro-batches, and the attention over it."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import numpy as np
@@ -32,7 +30,7 @@ def distinct(sequences: list[list[int]], block: int = 1) -> int:
 
 
 @given(GIVEN, st.integers(1, 4))
-def test_a_row_holds_each_shared_block_once_and_every_sequence(sequences: list[list[int]], block: int) -> None:
+def test_a_row_holds_each_shared_block_once_and_every_sequence(sequences, block):
     row = pack(tensors(sequences), CPU, block=block)
     assert row.tokens.shape == row.positions.shape == (1, distinct(sequences, block))
     assert sum(row.lengths) == row.tokens.shape[1]
@@ -47,7 +45,7 @@ def test_a_row_holds_each_shared_block_once_and_every_sequence(sequences: list[l
 
 
 @given(GIVEN, st.integers(1, 4))
-def test_each_token_attends_to_its_own_path(sequences: list[list[int]], block: int) -> None:
+def test_each_token_attends_to_its_own_path(sequences, block):
     """Segments by themselves, and descendants to the shared ones before them, are the pairs within the sequences."""
     row = pack(tensors(sequences), CPU, block=block)
     bounds = np.cumsum([0, *row.lengths]).tolist()
@@ -62,9 +60,7 @@ def test_each_token_attends_to_its_own_path(sequences: list[list[int]], block: i
 
 
 @given(GIVEN, st.integers(1, 40), st.integers(1, 4), st.integers(1, 3))
-def test_micro_batches_hold_rows_within_the_budget(
-    sequences: list[list[int]], budget: int, ranks: int, block: int
-) -> None:
+def test_micro_batches_hold_rows_within_the_budget(sequences, budget, ranks, block):
     prefixes = Prefixes.of([np.array(each, np.int64) for each in sequences], block)
     batches = microbatches([len(each) for each in sequences], max_tokens=budget, ranks=ranks, prefixes=prefixes)
     assert len({len(own) for own in batches}) == 1
@@ -76,7 +72,7 @@ def test_micro_batches_hold_rows_within_the_budget(
         assert tokens <= budget or len([each for each in chosen if each]) == 1
 
 
-def test_sequences_of_a_prompt_are_computed_together_where_the_budget_permits() -> None:
+def test_sequences_of_a_prompt_are_computed_together_where_the_budget_permits():
     prompts = [[number] * 50 for number in range(3)]
     sequences = [np.array([*prompts[index % 3], 10 + index], np.int64) for index in range(24)]
     prefixes = Prefixes.of(sequences, 1)
@@ -89,7 +85,7 @@ def test_sequences_of_a_prompt_are_computed_together_where_the_budget_permits() 
     assert sorted(alone) == [[index] for index in range(24)]
 
 
-def test_ranks_share_a_family_when_its_work_would_lie_on_one() -> None:
+def test_ranks_share_a_family_when_its_work_would_lie_on_one():
     sequences = [np.array([0] * 40 + [number] * 40, np.int64) for number in range(1, 17)]
     prefixes = Prefixes.of(sequences, 1)
     ranked = microbatches([80] * 16, max_tokens=10_000, ranks=4, prefixes=prefixes)
@@ -97,7 +93,7 @@ def test_ranks_share_a_family_when_its_work_would_lie_on_one() -> None:
 
 
 @pytest.mark.parametrize(("dtype", "off"), [(torch.float64, 1e-12), (torch.float32, 2e-6), (torch.bfloat16, 4e-2)])
-def test_values_and_gradients_are_those_of_attention_with_a_mask(dtype: torch.dtype, off: float) -> None:
+def test_values_and_gradients_are_those_of_attention_with_a_mask(dtype, off):
     """The mask is made from the paths."""
     rng = np.random.default_rng(5)
     prompt, turn = rng.integers(0, 9, 40), rng.integers(0, 9, 17)

@@ -32,15 +32,8 @@ KINDS = ("float32", "bfloat16", "lora")
 
 
 SIZES = (
-    "vocab_size",
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "intermediate_size",
-    "max_position_embeddings",
-    "initializer_range",
+    *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim"),
+    *("intermediate_size", "max_position_embeddings", "initializer_range"),
 )
 PLAIN = InitialiseModel(hidden_size=32, layers=2, heads=2, kv_heads=1, head_dim=16, mlp_size=48)
 """Its vocabulary is no multiple of three or four."""
@@ -52,7 +45,7 @@ OTHERS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def models(tmp_path_factory):
     directory = tmp_path_factory.mktemp("models")
     initialise_model(PLAIN, directory / "plain", 0)
     torch.manual_seed(0)
@@ -90,7 +83,7 @@ def compared(found: dict[str, list[float]], cases: tuple[str, ...]) -> None:
 
 
 @pytest.mark.slow
-def test_two_ranks_compute_what_one_does(models: Path, tmp_path: Path) -> None:
+def test_two_ranks_compute_what_one_does(models, tmp_path):
     cases = ("one_update", "shared")
     compared(run(models / "plain", tmp_path, "1x2", *cases), cases)
 
@@ -104,9 +97,7 @@ def test_two_ranks_compute_what_one_does(models: Path, tmp_path: Path) -> None:
         *(("1x2", kind, SOME) for kind in OTHERS),
     ],
 )
-def test_ranks_compute_what_one_does(
-    models: Path, tmp_path: Path, layout: str, name: str, cases: tuple[str, ...]
-) -> None:
+def test_ranks_compute_what_one_does(models, tmp_path, layout, name, cases):
     compared(run(models / name, tmp_path, layout, *cases), cases)
 
 
@@ -118,9 +109,7 @@ def test_ranks_compute_what_one_does(
         ("float32", ("1x3", "1x1", "1x2")),  # whose parts have not the same size
     ],
 )
-def test_a_checkpoint_of_some_ranks_is_one_of_any_ranks_bit_for_bit(
-    models: Path, tmp_path: Path, kind: str, layouts: tuple[str, ...]
-) -> None:
+def test_a_checkpoint_of_some_ranks_is_one_of_any_ranks_bit_for_bit(models, tmp_path, kind, layouts):
     resharded(models / "plain", tmp_path, kind, *layouts)
     ranks = int(layouts[0].removeprefix("1x"))
     assert len(list((tmp_path / layouts[0] / "training").glob("rank-*"))) == ranks

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from agent_rl.records.checkpoint_files import Position
 from agent_rl.topology_checks import model as model_checks
 from agent_rl.topology_checks.model import slow_products
 from tests.agent_rl.config.test_stage_settings import HEAD, load
+from tests.agent_rl.learning.test_training import assert_same, everything
 from tests.agent_rl.learning.trainers import small_trainer
 
 CPU = torch.device("cpu")
@@ -42,16 +42,14 @@ def trainer(model: Path, dtype: Type = "float32", compute: Any = "auto", **optio
     return small_trainer(model, dtype=dtype, compute=compute, **options)
 
 
-def test_the_other_type_is_taken_only_where_it_is_clearly_faster() -> None:
+def test_the_other_type_is_taken_only_where_it_is_clearly_faster():
     assert faster("float32", {"float32": 100.0, "bfloat16": 150.0}) == "float32"
     assert faster("float32", {"float32": 100.0, "bfloat16": 151.0}) == "bfloat16"
     assert faster("bfloat16", {"float32": 89.0, "bfloat16": 10.0}) == "float32"
     assert faster("bfloat16", {"float32": 100.0, "bfloat16": 90.0}) == "bfloat16"
 
 
-def test_large_models_are_measured_small_ones_and_named_types_are_not(
-    model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_models_are_measured_small_ones_and_named_types_are_not(model, monkeypatch):
     measured: list[torch.dtype] = []
 
     def measure(_: torch.device, dtype: torch.dtype) -> float:
@@ -68,7 +66,7 @@ def test_large_models_are_measured_small_ones_and_named_types_are_not(
     assert chosen.update_seconds(135_000_000, 4000) == pytest.approx(6 * 135e6 * 4000 / (rates.UPDATE_SHARE * 1e11))
 
 
-def test_a_measurement_that_fails_leaves_the_type_of_the_weights(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_measurement_that_fails_leaves_the_type_of_the_weights(model, monkeypatch):
     def fail(*_: object) -> float:
         raise RuntimeError("no kernel\nat some place")
 
@@ -79,14 +77,14 @@ def test_a_measurement_that_fails_leaves_the_type_of_the_weights(model: Path, mo
     assert expected.update_seconds(1, 1) is None
 
 
-def test_rates_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rates_are_measured(monkeypatch):
     monkeypatch.setattr(rates, "BYTES", 1 << 22)
     assert product_rate(CPU, torch.float32) > 1e8
     assert rates.rates_text(CPU).startswith("products in GFLOP/s: float32 ")
 
 
 @pytest.mark.parametrize(("dtype", "compute"), KINDS)
-def test_log_probabilities_agree_in_every_type(model: Path, dtype: Type, compute: Type) -> None:
+def test_log_probabilities_agree_in_every_type(model, dtype, compute):
     exact = PolicyModel(model, dtype="float32", device="cpu", options=ModelOptions())
     made = PolicyModel(model, dtype=dtype, compute=compute, device="cpu", options=ModelOptions())
     expected, entropies = exact.logprobs(SEQUENCES, WANTED, temperature=1.0)
@@ -101,23 +99,26 @@ def test_log_probabilities_agree_in_every_type(model: Path, dtype: Type, compute
 
 
 @pytest.mark.parametrize(("dtype", "compute"), KINDS)
-def test_masters_are_float32_and_take_updates_that_bfloat16_would_lose(
-    model: Path, tmp_path: Path, dtype: Type, compute: Type
-) -> None:
+def test_masters_are_float32_and_take_updates_that_bfloat16_would_lose(model, tmp_path, dtype, compute):
+    """Steps of 1e-5 are lost in a bfloat16 weight of 0.1; its float32 master sums them, also across a checkpoint."""
     trained = trainer(model, dtype, compute)
     stage = SftStage(kind="sft", steps=50, batch=2, warmup_steps=0, learning_rate=1e-5)
     before = {name: weight.clone() for name, weight in trained.optimizer._masters.items()}
     losses = [trained.sft_step(BATCH, stage, step).loss for step in range(30)]
     assert losses[-1] < losses[0]
-    assert all(weight.dtype == torch.float32 for weight in trained.optimizer._masters.values())
-    assert all(not torch.equal(before[name], weight) for name, weight in trained.optimizer._masters.items())
+    for name, weight in trained.model.named_parameters():
+        master = trained.optimizer._masters[name]
+        assert master.dtype == torch.float32
+        assert not torch.equal(before[name], master)
+        assert weight is master or (weight.grad is None and torch.equal(weight, master.bfloat16()))
     trained.save(tmp_path / "checkpoint", Position(0, 0, 30))
     again = trainer(model, dtype, compute)
     again.restore(tmp_path / "checkpoint")
     assert again.sft_step(BATCH, stage, 30) == trained.sft_step(BATCH, stage, 30)
+    assert_same(everything(again), everything(trained))
 
 
-def test_learning_in_both_types_goes_the_same_way(model: Path) -> None:
+def test_learning_in_both_types_goes_the_same_way(model):
     stage = SftStage(kind="sft", steps=50, batch=2, warmup_steps=0, learning_rate=1e-3)
     plain, mixed = trainer(model), trainer(model, compute="bfloat16")
     curves = [[each.sft_step(BATCH, stage, step).loss for step in range(30)] for each in (plain, mixed)]
@@ -126,9 +127,7 @@ def test_learning_in_both_types_goes_the_same_way(model: Path) -> None:
 
 
 @pytest.mark.parametrize(("dtype", "compute"), KINDS)
-def test_an_engine_takes_what_is_published_whatever_it_computes_in(
-    model: Path, tmp_path: Path, dtype: Type, compute: Type
-) -> None:
+def test_an_engine_takes_what_is_published_whatever_it_computes_in(model, tmp_path, dtype, compute):
     path = tmp_path / "policy.safetensors"
     write_weights(trainer(model, dtype, "float32").copy_weights(1), path)
     engine = CausalModel(model, dtype=dtype, device=CPU, compute=compute)
@@ -137,7 +136,7 @@ def test_an_engine_takes_what_is_published_whatever_it_computes_in(
     assert engine.new_cache(1)._data.dtype == TYPES[compute]
 
 
-def test_an_engine_converts_what_is_published_on_its_device(model: Path) -> None:
+def test_an_engine_converts_what_is_published_on_its_device(model):
     engine = CausalModel(model, dtype="float32", device=torch.device("meta"), compute="bfloat16")
     copied = []
 
@@ -155,7 +154,7 @@ def test_an_engine_converts_what_is_published_on_its_device(model: Path) -> None
     assert copied == [converted] * len(weights) + [plain] * len(weights)
 
 
-def test_the_first_update_is_foretold_and_later_ones_are_not(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_update_is_foretold_and_later_ones_are_not(model, monkeypatch):
     trained = trainer(model)
     said = []
     monkeypatch.setattr(trained.model, "compute", Compute("float32", "measured", {"float32": 1e6}))
@@ -176,7 +175,7 @@ def test_the_first_update_is_foretold_and_later_ones_are_not(model: Path, monkey
     assert (said[1], trained.under_way) == ("", "")
 
 
-def test_a_processor_says_whether_it_multiplies_bfloat16() -> None:
+def test_a_processor_says_whether_it_multiplies_bfloat16():
     assert multiplies_bfloat16("model name : x\nflags\t\t: fpu avx512f avx512_bf16 sse\n") is True
     assert multiplies_bfloat16("flags\t\t: fpu avx2 sse\n") is False
     assert multiplies_bfloat16("Features\t: fp asimd bf16\n") is True
@@ -194,9 +193,7 @@ def test_a_processor_says_whether_it_multiplies_bfloat16() -> None:
         (None, ['model.compute="float32"'], None),
     ],
 )
-def test_a_type_that_the_processor_is_slow_at_is_warned_of(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, native: bool | None, settings: list[str], key: str | None
-) -> None:
+def test_a_type_that_the_processor_is_slow_at_is_warned_of(tmp_path, monkeypatch, native, settings, key):
     topology = load(tmp_path, HEAD + RL, *settings)
 
     class Large:
@@ -229,9 +226,7 @@ IN_TURNS = ("actors.learner.share='time'", "actors.rollout_generator.share='time
         ([*IN_TURNS, *ON_THREE_GPUS, 'actors.learner.settings.device="cuda"'], 6, {"learner.0": 2}),
     ],
 )
-def test_processes_of_a_host_share_its_cores(
-    tmp_path: Path, settings: Sequence[str], cores: int, threads: dict[str, int]
-) -> None:
+def test_processes_of_a_host_share_its_cores(tmp_path, settings, cores, threads):
     topology = load(tmp_path, HEAD + RL, *settings)
     for actor, count in threads.items():
         assert threads_of(topology, actor, weights=10**9, cores=cores) == count

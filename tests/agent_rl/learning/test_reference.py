@@ -20,7 +20,7 @@ from tests.agent_rl.learning.trainers import small_trainer
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def models(tmp_path_factory):
     """Three of them: ``a``, ``b`` of other sizes, ``bytes`` with more tokens."""
     folder = tmp_path_factory.mktemp("models")
     sizes: dict[str, Any] = {"layers": 1, "heads": 1, "kv_heads": 1, "head_dim": 16, "mlp_size": 16, "max_length": 4096}
@@ -39,7 +39,7 @@ def checked(tmp_path: Path, model: Path, *overrides: str) -> list[str]:
     return [fault.render("first.toml") for fault in check_topology(load_topology(path, overrides), path, overrides)]
 
 
-def test_a_model_of_other_sizes_and_the_same_tokens_may_be_the_reference(tmp_path: Path, models: Path) -> None:
+def test_a_model_of_other_sizes_and_the_same_tokens_may_be_the_reference(tmp_path, models):
     kl = ("algorithm.kl.coefficient=0.1", f"algorithm.kl.reference={models / 'b'}")
     assert checked(tmp_path, models / "a", *kl) == []
     penalized = builders.algorithm(kl={"coefficient": 0.1})
@@ -47,7 +47,7 @@ def test_a_model_of_other_sizes_and_the_same_tokens_may_be_the_reference(tmp_pat
     assert isinstance(trained.reference, OtherModel)
 
 
-def test_a_reference_of_another_vocabulary_is_refused_by_check_and_by_the_learner(tmp_path: Path, models: Path) -> None:
+def test_a_reference_of_another_vocabulary_is_refused_by_check_and_by_the_learner(tmp_path, models):
     kl = ("algorithm.kl.coefficient=0.1", f"algorithm.kl.reference={models / 'a'}")
     (fault,) = checked(tmp_path, models / "bytes", *kl)
     message = f"{models / 'a'} has another vocabulary than the model: "
@@ -58,20 +58,18 @@ def test_a_reference_of_another_vocabulary_is_refused_by_check_and_by_the_learne
         OtherModel(models / "a", dtype="float32", device="cpu", options=ModelOptions(), tokenizer=tokenizer)
 
 
-def test_a_reference_that_is_not_there_is_named_with_the_key(tmp_path: Path, models: Path) -> None:
+def test_a_reference_that_is_not_there_is_named_with_the_key(tmp_path, models):
     (fault,) = checked(tmp_path, models / "a", "algorithm.kl.coefficient=0.1", "algorithm.kl.reference=./nowhere")
     assert "algorithm.kl.reference: there is no nowhere/config.json" in fault
     assert "or 'stage_start'" in fault
 
 
-def test_a_penalty_on_more_tokens_than_a_response_may_have_is_refused(tmp_path: Path, models: Path) -> None:
+def test_a_penalty_on_more_tokens_than_a_response_may_have_is_refused(tmp_path, models):
     faults = checked(tmp_path, models / "a", "algorithm.overlong=penalty", "algorithm.overlong_cache=100000")
     assert any("algorithm.overlong_cache: is more than the" in fault for fault in faults), faults
 
 
-def test_the_start_of_a_stage_comes_back_from_its_file_and_another_models_does_not(
-    tmp_path: Path, models: Path
-) -> None:
+def test_the_start_of_a_stage_comes_back_from_its_file_and_another_models_does_not(tmp_path, models):
     made = {
         name: PolicyModel(models / name, dtype="float32", device="cpu", options=ModelOptions()) for name in ("a", "b")
     }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -52,7 +51,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def models(tmp_path_factory):
     """A model, and a reference policy: another architecture with the same tokenizer."""
     made = tmp_path_factory.mktemp("model"), tmp_path_factory.mktemp("other")
     spec = InitialiseModel(hidden_size=32, layers=1, heads=2, kv_heads=1, head_dim=16, mlp_size=48)
@@ -120,7 +119,7 @@ def adapted(model: Any, trained: Trainer, lora: Lora) -> Any:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_gradients_and_figures_of_a_step_are_the_references(models: tuple[Path, Path], seed: int) -> None:
+def test_gradients_and_figures_of_a_step_are_the_references(models, seed):
     """Each loss with two corrections, and what else a step may have chosen at random; plain gradient descent is in the
     optimizer's place.
     """
@@ -162,7 +161,7 @@ def test_gradients_and_figures_of_a_step_are_the_references(models: tuple[Path, 
         assert (rate, clip) == (0.001, 3.0)
         return norm
 
-    trained.optimizer.step = descend  # type: ignore[method-assign]
+    trained.optimizer.step = descend
     stage = builders.rl_stage(max_response_tokens=LONGEST, learning_rate=0.001, warmup_steps=0)
     figures = trained.rl_step(groups, stage, 0)
     expected, told = reference_loss.step(policy, groups, algorithm, FAR, reference=reference, longest=LONGEST)
@@ -181,7 +180,7 @@ def test_gradients_and_figures_of_a_step_are_the_references(models: tuple[Path, 
 
 
 @pytest.mark.parametrize("overlong", CHOICES["overlong"])
-def test_what_the_trainer_computes_with_is_what_the_trajectory_says(overlong: str) -> None:
+def test_what_the_trainer_computes_with_is_what_the_trajectory_says(overlong):
     """A turn begins where the model's tokens do, and with a branch; truncated rollouts alone are left out."""
     algorithm = builders.algorithm(overlong=overlong, overlong_cache=8)
     for group in (group for seed in range(4) for group in sampled(seed)):

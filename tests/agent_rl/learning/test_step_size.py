@@ -6,7 +6,6 @@ import math
 import random
 from contextlib import nullcontext
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -28,7 +27,7 @@ TARGET = 1e-3
 
 
 @given(st.floats(1 / 200, 10), st.floats(0.1, 1))
-def test_a_rate_that_is_off_comes_to_the_target_and_what_is_too_far_is_kept_to_it(rate: float, full: float) -> None:
+def test_a_rate_that_is_off_comes_to_the_target_and_what_is_too_far_is_kept_to_it(rate, full):
     """The policy moves as far as the rate says, so that the divergence is the square."""
     size, aim = StepSize(), TARGET * full
     assert size.kept(Moved(3.9 * aim), aim) == 1.0 > size.kept(Moved(4.1 * aim), aim)
@@ -42,7 +41,7 @@ def test_a_rate_that_is_off_comes_to_the_target_and_what_is_too_far_is_kept_to_i
 
 
 @given(st.sampled_from([0.0, float("inf"), float("nan"), 1e-30, 1e30, TARGET, -TARGET]), st.floats(LEAST, MOST))
-def test_one_update_changes_the_factor_within_bounds_and_none_without_signal(nats: float, factor: float) -> None:
+def test_one_update_changes_the_factor_within_bounds_and_none_without_signal(nats, factor):
     size, moved = StepSize(factor), Moved(nats)
     size.follow(moved, TARGET)
     assert LEAST <= size.factor <= MOST
@@ -53,7 +52,7 @@ def test_one_update_changes_the_factor_within_bounds_and_none_without_signal(nat
     assert size.factor == before
 
 
-def test_what_is_not_known_changes_little() -> None:
+def test_what_is_not_known_changes_little():
     """A few tokens in half precision say little: an update is not taken back for them, and the rate stays about."""
     for nats in (8 * TARGET, TARGET / 40, -TARGET):
         size, moved = StepSize(), Moved(nats, 100 * TARGET)
@@ -63,7 +62,7 @@ def test_what_is_not_known_changes_little() -> None:
 
 
 @given(st.integers(2, 40), st.integers(1, 3), st.integers())
-def test_a_divergence_is_known_as_well_as_rollouts_agree(rollouts: int, ranks: int, seed: int) -> None:
+def test_a_divergence_is_known_as_well_as_rollouts_agree(rollouts, ranks, seed):
     rng = random.Random(seed)
     rows = np.array([[rng.gauss(1e-3, 1e-3) * (n := rng.randrange(1, 90)), n] for _ in range(rollouts)])
     parts = np.array_split(rows, ranks)
@@ -81,14 +80,14 @@ def test_a_divergence_is_known_as_well_as_rollouts_agree(rollouts: int, ranks: i
     assert found == pytest.approx((mean, error), rel=1e-6, abs=1e-9)
 
 
-def test_one_rollout_alone_says_little() -> None:
+def test_one_rollout_alone_says_little():
     assert moved_by(Ranks(), np.array([[0.02, 10.0]])) == (0.002, 0.001)
     assert moved_by(Ranks(), np.zeros((0, 2))) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("decay", [0.0, 0.3])
-def test_a_share_of_a_step_is_taken_back(dtype: torch.dtype, decay: float) -> None:
+def test_a_share_of_a_step_is_taken_back(dtype, decay):
     drawn = torch.Generator().manual_seed(0)
     weight = torch.nn.Parameter(torch.randn((3, 4), generator=drawn).to(dtype))
     made = Optimizer([("a", weight)], weight_decay=decay, half=True)
@@ -108,7 +107,7 @@ def test_a_share_of_a_step_is_taken_back(dtype: torch.dtype, decay: float) -> No
 
 
 @pytest.mark.parametrize(("rate", "kept"), [(1e-6, 1.0), (1e-2, 0.03), (1e-1, 0.003)])
-def test_a_step_moves_no_further_than_it_should(model: Path, rate: float, kept: float) -> None:
+def test_a_step_moves_no_further_than_it_should(model, rate, kept):
     """At a rate that is a thousand times too high too: what moves so far is no line any more, and is measured again."""
     bound, free = trainer(model), trainer(model)
     batch = groups(free)
@@ -128,7 +127,7 @@ def test_a_step_moves_no_further_than_it_should(model: Path, rate: float, kept: 
     assert bound.rl_step(batch, stage, 3).learning_rate == rate
 
 
-def test_what_moved_is_measured_on_a_part_of_the_tokens_in_every_layout_of_micro_batches(model: Path) -> None:
+def test_what_moved_is_measured_on_a_part_of_the_tokens_in_every_layout_of_micro_batches(model):
     stage = builders.rl_stage(learning_rate=1e-4, warmup_steps=0)
     found = []
     for tokens in (16384, 40):
@@ -138,7 +137,7 @@ def test_what_moved_is_measured_on_a_part_of_the_tokens_in_every_layout_of_micro
     assert found[0] > 0.0
 
 
-def test_a_step_that_is_not_finite_leaves_the_rate_as_it_was(model: Path) -> None:
+def test_a_step_that_is_not_finite_leaves_the_rate_as_it_was(model):
     stage = builders.rl_stage(learning_rate=1e-2, warmup_steps=0)
     trained = trainer(model, target_kl=TARGET, updates_per_step=2)
     batch, loss = groups(trained), trained.loss
@@ -149,7 +148,7 @@ def test_a_step_that_is_not_finite_leaves_the_rate_as_it_was(model: Path) -> Non
         rates.append(rate)
         return apply(rate, clip)
 
-    trained.optimizer.step = watched  # type: ignore[method-assign]
+    trained.optimizer.step = watched
     trained.loss = lambda given, settings: scaled(loss(given, settings), math.nan if rates else 1.0)
     with pytest.raises(NotFiniteError):
         trained.rl_step(batch, stage, 0)
@@ -158,7 +157,7 @@ def test_a_step_that_is_not_finite_leaves_the_rate_as_it_was(model: Path) -> Non
     assert rates[1] == rates[0] != rates[2]
 
 
-def test_in_half_precision_roundings_are_no_movement(model: Path) -> None:
+def test_in_half_precision_roundings_are_no_movement(model):
     """Their square is many times that of a small update, and would take back all of it."""
     found = []
     for compute, rounds in (("float32", True), ("bfloat16", True), ("bfloat16", False)):
@@ -174,7 +173,7 @@ def test_in_half_precision_roundings_are_no_movement(model: Path) -> None:
     assert shaken < 0.5 * plain
 
 
-def test_an_update_without_signal_moves_nothing(model: Path) -> None:
+def test_an_update_without_signal_moves_nothing(model):
     """The moments of earlier updates would go on moving the policy."""
     made = trainer(model, target_kl=1e9)
     stage = builders.rl_stage(learning_rate=1e-2, warmup_steps=0)

@@ -26,13 +26,7 @@ TYPES = (torch.float32, torch.bfloat16, torch.int64)
     columns=st.integers(1, 3),
     order=st.randoms(use_true_random=False),
 )
-def test_parts_written_in_any_order_are_the_tensors(
-    tmp_path_factory: pytest.TempPathFactory,
-    sizes: list[tuple[int, int, torch.dtype]],
-    ranks: int,
-    columns: int,
-    order: object,
-) -> None:
+def test_parts_written_in_any_order_are_the_tensors(tmp_path_factory, sizes, ranks, columns, order):
     path = tmp_path_factory.mktemp("rows") / "model.safetensors"
     tensors = {
         f"layer.{number}": (torch.arange(rows * width) * (number + 1)).reshape(rows, width).to(dtype)
@@ -41,7 +35,7 @@ def test_parts_written_in_any_order_are_the_tensors(
     layout = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
     TensorParts.create(path, layout)
     parts = [(name, rank, column) for name in tensors for rank in range(ranks) for column in range(columns)]
-    order.shuffle(parts)  # type: ignore[attr-defined]
+    order.shuffle(parts)
     with TensorParts(path, layout) as file:
         for name, *place in parts:
             whole = tensors[name]
@@ -59,7 +53,7 @@ def test_parts_written_in_any_order_are_the_tensors(
         assert files.names() == tensors.keys()
 
 
-def test_parts_of_another_type_or_size_are_refused(tmp_path: Path) -> None:
+def test_parts_of_another_type_or_size_are_refused(tmp_path):
     layout: Layout = {"a": ((4, 2), torch.float32)}
     TensorParts.create(tmp_path / "file", layout)
     with TensorParts(tmp_path / "file", layout) as file:
@@ -68,7 +62,7 @@ def test_parts_of_another_type_or_size_are_refused(tmp_path: Path) -> None:
                 file.write("a", (slice(0, 1), slice(0, 2)), wrong)
 
 
-def test_a_disk_without_room_says_so_before_anything_is_computed(tmp_path: Path) -> None:
+def test_a_disk_without_room_says_so_before_anything_is_computed(tmp_path):
     with no_file_longer_than(1000), pytest.raises(OSError, match="File too large") as refused:
         TensorParts.create(tmp_path / "file", {"a": ((1000,), torch.float32)})
     assert refused.value.errno in FULL
@@ -97,9 +91,7 @@ def write(folder: Path, blocks: list[tuple[slice, slice]], *, told: bool = True)
 
 @settings(max_examples=25, deadline=None)
 @given(rows=cuts(ROWS), columns=cuts(COLUMNS), wanted=st.tuples(bounds(ROWS), bounds(COLUMNS)), twice=st.booleans())
-def test_any_part_is_read_from_any_blocks(
-    rows: list[int], columns: list[int], wanted: tuple[slice, slice], *, twice: bool
-) -> None:
+def test_any_part_is_read_from_any_blocks(rows, columns, wanted, *, twice):
     blocks = [(slice(*row), slice(*column)) for row, column in product(pairwise(rows), pairwise(columns))]
     with TemporaryDirectory() as folder, TensorFiles(write(Path(folder), blocks * (2 if twice else 1))) as files:
         assert files.shape("x") == (ROWS, COLUMNS)
@@ -107,7 +99,7 @@ def test_any_part_is_read_from_any_blocks(
         assert torch.equal(files.whole("x"), WHOLE)
 
 
-def test_without_starts_parts_are_rows_in_the_order_of_the_files(tmp_path: Path) -> None:
+def test_without_starts_parts_are_rows_in_the_order_of_the_files(tmp_path):
     everywhere = slice(0, COLUMNS)
     blocks = [(slice(0, 3), everywhere), (slice(3, 3), everywhere), (slice(3, ROWS), everywhere)]
     with TensorFiles(write(tmp_path, blocks, told=False)) as files:
@@ -115,7 +107,7 @@ def test_without_starts_parts_are_rows_in_the_order_of_the_files(tmp_path: Path)
         assert torch.equal(files.part("x", (slice(2, 5), slice(1, 4))), WHOLE[2:5, 1:4])
 
 
-def test_a_part_that_no_file_holds_is_missed(tmp_path: Path) -> None:
+def test_a_part_that_no_file_holds_is_missed(tmp_path):
     blocks = [(slice(0, 3), slice(0, 5)), (slice(5, ROWS), slice(0, 5))]
     with TensorFiles(write(tmp_path, blocks)) as files:
         assert torch.equal(files.part("x", (slice(1, 3), slice(0, 5))), WHOLE[1:3])

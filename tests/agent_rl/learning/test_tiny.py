@@ -1,7 +1,5 @@
 """The tiny tokenizer loses nothing, and the tiny model loads like any other."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import random

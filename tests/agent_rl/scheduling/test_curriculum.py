@@ -11,9 +11,7 @@ from hypothesis import strategies as st
 
 from agent_rl.config.plugins import ContractError
 from agent_rl.config.selection import Solved
-from agent_rl.groups.book import GroupBook
-from agent_rl.groups.instructions import Decided, Dropped, Ready
-from agent_rl.messages import GroupOutcome, StageEntered
+from agent_rl.messages import GroupOutcome
 from agent_rl.scheduling.curriculum import Frontier, curriculum_of
 from tests import builders
 from tests.agent_rl.scheduling.world import World, progress
@@ -36,7 +34,7 @@ class Recalls:
 
 
 @given(st.lists(st.tuples(st.integers(0, 19), st.integers(0, 8)), min_size=1, max_size=6))
-def test_every_outcome_is_observed_once_whatever_reports_repeat(reports: list[tuple[int, int]]) -> None:
+def test_every_outcome_is_observed_once_whatever_reports_repeat(reports):
     made, world = Recalls(), World()
     world.scheduler._opening._curricula = lambda _: made
     world.begin()
@@ -47,7 +45,7 @@ def test_every_outcome_is_observed_once_whatever_reports_repeat(reports: list[tu
     assert Counter(made.known) == Counter((n // 2, Solved(n % 5, 4)) for n in heard)
 
 
-def test_of_a_problem_its_newest_group_counts_and_half_of_what_was_known_before() -> None:
+def test_of_a_problem_its_newest_group_counts_and_half_of_what_was_known_before():
     made, rng = Frontier(again=1, rest=0), random.Random(0)
     for problem, solved in ((0, Solved(4, 4)), (0, Solved(2, 4)), (1, Solved(1, 4)), (2, Solved(0, 0))):
         made.observe(problem, solved)
@@ -57,7 +55,7 @@ def test_of_a_problem_its_newest_group_counts_and_half_of_what_was_known_before(
     assert drawn.keys() == {0, 1}
 
 
-def test_a_problem_rests_after_it_was_chosen_until_enough_others_are_decided() -> None:
+def test_a_problem_rests_after_it_was_chosen_until_enough_others_are_decided():
     made, rng = Frontier(again=1, rest=3), random.Random(0)
     made.observe(0, Solved(2, 4))
     chosen = []
@@ -67,7 +65,7 @@ def test_a_problem_rests_after_it_was_chosen_until_enough_others_are_decided() -
     assert chosen == [9, 9, 9, 0, 9, 9, 0, 9]
 
 
-def test_the_frontier_returns_to_problems_that_are_solved_sometimes_and_lets_them_rest() -> None:
+def test_the_frontier_returns_to_problems_that_are_solved_sometimes_and_lets_them_rest():
     made, rng = Frontier(again=0.5, rest=10), random.Random(0)
     fresh, last, returned, chosen = 0, {}, set(), []
     for turn in range(2000):
@@ -88,36 +86,7 @@ def test_the_frontier_returns_to_problems_that_are_solved_sometimes_and_lets_the
     assert [strict.admits(Solved(right, 4)) for right in (0, 2, 4)] == [False, True, False]
 
 
-def test_a_refused_group_is_recorded_with_its_reason_and_every_decided_one_with_its_outcome() -> None:
-    algorithm = builders.algorithm(groups_per_step=2)
-    made = Recalls()
-    book = GroupBook(
-        algorithm_of=lambda _: algorithm,
-        stages=[builders.rl_stage()],
-        seed=0,
-        select=lambda group, rng: tuple(range(len(group)))[:2],
-        curricula=lambda _: made,
-    )
-    book.enter(StageEntered(0, 0, 0, restored=True), next_version=0)
-    made.admits = lambda solved: solved.right != 1  # type: ignore[method-assign]
-    reasons = []
-    for number, wrong in enumerate((1, 3, 0)):
-        book.group_opened(group := builders.opened(number))
-        for sample in range(4):
-            done = book.trajectory(builders.trajectory(group, sample, answer="5" if sample < wrong else "4"))
-        (decided,) = [each for each in done if isinstance(each, Decided)]
-        assert decided.problem.number == number
-        reasons += [each.reason for each in done if isinstance(each, Dropped)]
-        assert any(isinstance(each, Ready) for each in done) == (number == 0)
-    outcomes = tuple(GroupOutcome(number, number, 4 - wrong, 4) for number, wrong in enumerate((1, 3, 0)))
-    assert reasons == ["not_admitted", "equal_rewards"]
-    assert book.progress().outcomes == outcomes
-    unfinished = book.unfinished(0)
-    assert unfinished is not None
-    assert unfinished.outcomes == outcomes
-
-
-def test_settings_that_the_class_does_not_take_are_refused() -> None:
+def test_settings_that_the_class_does_not_take_are_refused():
     algorithm = builders.algorithm(curriculum="frontier", curriculum_settings={"agian": 0.2})
     with pytest.raises(ContractError, match=r"frontier fails with curriculum_settings \{'agian': 0.2\} .*agian"):
         curriculum_of(algorithm)

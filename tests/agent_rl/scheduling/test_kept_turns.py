@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -53,9 +54,7 @@ def of(*turns: CompletedTurn, generator: str = "rollout_generator.0") -> TurnsCo
     st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), st.integers(1, 4)), max_size=12),
     st.integers(0, 6),
 )
-def test_what_is_kept_is_always_a_beginning_of_one_history(
-    runs: list[list[int]], arrivals: list[tuple[int, int, int]], room: int
-) -> None:
+def test_what_is_kept_is_always_a_beginning_of_one_history(runs, arrivals, room):
     """Messages of several runs of a rollout may come in any order, some of them twice or never."""
     histories = [history(*tokens) for tokens in runs]
     limit = room * size_of(histories[0][0])
@@ -72,30 +71,32 @@ def test_what_is_kept_is_always_a_beginning_of_one_history(
     assert (kept.of(ROLLOUT), kept.bytes) == ((), 0)
 
 
-def test_turns_come_one_by_one_and_a_turn_that_comes_twice_changes_nothing() -> None:
-    kept, turns = KeptTurns(1 << 20), history(1, 2, 3)
-    for each in (turns[0], turns[1], turns[0], turns[2]):
-        kept.add(of(each))
-    assert kept.of(ROLLOUT) == tuple(turns)
+# Messages, each with a run of the rollout and the numbers of its turns. The runs part after turn 1. What is kept then.
+@pytest.mark.parametrize(
+    ("messages", "kept"),
+    [
+        ("a1 a2 a1 a3", "a123"),  # a turn that comes twice changes nothing
+        ("a123 b3", "a123"),  # it continues a turn 2 that is not kept
+        ("a123 b2", "b12"),  # it goes on from an earlier turn, and replaces the later ones
+    ],
+)
+def test_turns_continue_what_is_kept(messages, kept):
+    runs = {"a": history(1, 2, 3), "b": history(1, 5, 6)}
+    held = KeptTurns(1 << 20)
+    for run, *numbers in messages.split():
+        held.add(of(*(runs[run][int(number) - 1] for number in numbers)))
+    run, *numbers = kept
+    assert [each.after for each in held.of(ROLLOUT)] == [runs[run][int(number) - 1].after for number in numbers]
 
 
-def test_a_second_run_that_goes_on_from_an_earlier_turn_replaces_the_later_ones() -> None:
-    kept, first, second = KeptTurns(1 << 20), history(1, 2, 3), history(1, 5, 6)
-    kept.add(of(*first))
-    kept.add(of(second[2]))
-    assert kept.of(ROLLOUT) == tuple(first)  # turn 3 continues a turn 2 that is not kept
-    kept.add(of(second[1]))
-    assert [each.after for each in kept.of(ROLLOUT)] == [each.after for each in second[:2]]
-
-
-def test_what_finds_no_room_is_left_out_and_counted_and_what_is_there_stays() -> None:
+def test_what_finds_no_room_is_left_out_and_counted_and_what_is_there_stays():
     turns = history(1, 2, 3)
     kept = KeptTurns(size_of(turns[0]))
     kept.add(of(*turns))
     assert (kept.of(ROLLOUT), kept.left_out) == ((turns[0],), 1)
 
 
-def test_turns_of_a_policy_that_the_run_has_not_had_are_forgotten() -> None:
+def test_turns_of_a_policy_that_the_run_has_not_had_are_forgotten():
     first, newest = history(1, 2)
     for at, newer in enumerate([(1, 1), (2, 0), (2, 1)]):
         kept = KeptTurns(1 << 20, recorded=True)
@@ -109,7 +110,7 @@ def test_turns_of_a_policy_that_the_run_has_not_had_are_forgotten() -> None:
         assert (kept.of(ROLLOUT), kept.bytes, [len(each.turns) for each in kept.changes()]) == ((), 0, [2, 0])
 
 
-def test_a_scheduler_keeps_the_turns_of_the_generator_that_has_the_rollout_until_it_is_done() -> None:
+def test_a_scheduler_keeps_the_turns_of_the_generator_that_has_the_rollout_until_it_is_done():
     kept = KeptTurns(1 << 20)
     world = World(kept=kept).begin()
     made, request = world.scheduler, world.place(ROLLOUT).request

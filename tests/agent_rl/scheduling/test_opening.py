@@ -1,7 +1,5 @@
 """Which group is opened next, within which budget, and what its rollouts are asked for with."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import count, product, takewhile
 
@@ -120,6 +118,12 @@ def test_each_rollout_is_asked_for_as_its_stage_and_purpose_say():
     assert made.group(0, 1, 1).samples == 5
     made.published(builders.published(stage=1))
     assert made.group(0, 1, 1).samples == 6
+
+
+def test_a_restarted_selection_opens_the_problems_that_had_no_group_yet():
+    made = opening(SelectStage(kind="select", samples=2, max_response_tokens=9, max_turns=1))
+    made.restore(GroupsUnfinished(0, 1, ()))
+    assert names(opens(made, 0)) == "s0-g000001"
 
 
 def test_every_rollout_and_branch_has_a_seed_of_its_own_and_the_same_in_each_release():

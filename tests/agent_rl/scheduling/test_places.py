@@ -64,7 +64,7 @@ def says(tokens: int, *turns: CompletedTurn, over: bool = False) -> TurnsComplet
     return TurnsCompleted(ROLLOUT, A, turns, "ended" if over else "goes_on", tokens=tokens)
 
 
-def test_a_rollout_whose_generator_leaves_goes_on_elsewhere_with_all_turns() -> None:
+def test_a_rollout_whose_generator_leaves_goes_on_elsewhere_with_all_turns():
     world = Leaving()
     first, world.policy.engine = world.place(ROLLOUT), ""
     world.engine_draining(A)
@@ -87,7 +87,7 @@ def test_a_rollout_whose_generator_leaves_goes_on_elsewhere_with_all_turns() -> 
     assert world.policy.heard[-1][0] == "ended"
 
 
-def test_a_rollout_that_returns_from_its_lost_generator_and_is_let_go_of_is_abandoned_by_nobody_more() -> None:
+def test_a_rollout_that_returns_from_its_lost_generator_and_is_let_go_of_is_abandoned_by_nobody_more():
     world = Leaving()
     world.policy.engine = B
     world.engine_gone(A)
@@ -97,7 +97,7 @@ def test_a_rollout_that_returns_from_its_lost_generator_and_is_let_go_of_is_aban
     assert (world.place(ROLLOUT).generator, world.place(ROLLOUT).request.move) == (B, 2)
 
 
-def test_a_rollout_of_a_dropped_group_that_is_let_go_of_does_not_go_on() -> None:
+def test_a_rollout_of_a_dropped_group_that_is_let_go_of_does_not_go_on():
     world = Leaving()
     world.progress(progress(dropped_groups=("s0-g000000",)))
     world.leaves(1)
@@ -107,7 +107,7 @@ def test_a_rollout_of_a_dropped_group_that_is_let_go_of_does_not_go_on() -> None
     assert world.told == [Unwanted(("s0-g000000",)), Unwanted(())]
 
 
-def test_an_earlier_copy_that_is_let_go_of_changes_nothing() -> None:
+def test_an_earlier_copy_that_is_let_go_of_changes_nothing():
     world = Leaving()
     world.leaves(1)
     placed = world.place(ROLLOUT)
@@ -117,7 +117,7 @@ def test_an_earlier_copy_that_is_let_go_of_changes_nothing() -> None:
     assert world.scheduler.current(placed)
 
 
-def test_the_tokens_that_a_lost_engine_had_are_forgotten_and_those_of_kept_turns_count() -> None:
+def test_the_tokens_that_a_lost_engine_had_are_forgotten_and_those_of_kept_turns_count():
     world = Leaving()
     world.turns_completed(says(80, *history(1)))
     world.policy.engine = ""
@@ -126,7 +126,7 @@ def test_the_tokens_that_a_lost_engine_had_are_forgotten_and_those_of_kept_turns
     assert (world.policy.waiting[ROLLOUT].turn, world.policy.waiting[ROLLOUT].context) == (1, 13)
 
 
-def test_the_policy_learns_the_tokens_of_each_turn_and_at_the_end_and_nothing_of_one_without_result() -> None:
+def test_the_policy_learns_the_tokens_of_each_turn_and_at_the_end_and_nothing_of_one_without_result():
     for tokens, heard in ((123, ("ended", ROLLOUT, 123)), (0, ("dropped", ROLLOUT))):
         world = Leaving()
         world.turns_completed(says(80, *history(1)))

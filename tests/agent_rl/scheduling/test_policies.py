@@ -1,7 +1,5 @@
 """Each policy does what its design note says."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterable
 from typing import Any
@@ -43,18 +41,18 @@ def start(policy: PlacementPolicy, *rollouts: str, now: float = 0.0, **changes: 
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_a_topology_may_name_each_policy_and_none_decides_what_is_unsafe(name: str) -> None:
+def test_a_topology_may_name_each_policy_and_none_decides_what_is_unsafe(name):
     assert resolve("scheduling_policy", name) is POLICIES[name]
     check_policy(POLICIES[name]())
 
 
-def test_the_error_about_a_policy_that_has_left_names_those_there_are() -> None:
+def test_the_error_about_a_policy_that_has_left_names_those_there_are():
     with pytest.raises(PluginError, match=r"'predictive' is no scheduling policy; .*there is sticky, worst_case"):
         resolve("scheduling_policy", "predictive")
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_nothing_is_placed_without_an_engine_and_everything_with_one(name: str) -> None:
+def test_nothing_is_placed_without_an_engine_and_everything_with_one(name):
     policy = with_engines(name)
     assert start(policy, "g/0") == []
     policy.engine_reported(EngineFacts("a", 1000, 0, 0, 0, 8), 10.0)
@@ -63,7 +61,7 @@ def test_nothing_is_placed_without_an_engine_and_everything_with_one(name: str) 
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_a_rollout_that_lost_its_engine_goes_on_elsewhere_before_new_ones(name: str) -> None:
+def test_a_rollout_that_lost_its_engine_goes_on_elsewhere_before_new_ones(name):
     policy = with_engines(name, "a", "b")
     (engine,) = start(policy, "g/0")
     policy.turn_ended("g/0", 50, 1.0)
@@ -76,7 +74,7 @@ def test_a_rollout_that_lost_its_engine_goes_on_elsewhere_before_new_ones(name: 
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_a_draining_engine_that_reports_again_takes_rollouts_again(name: str) -> None:
+def test_a_draining_engine_that_reports_again_takes_rollouts_again(name):
     policy = with_engines(name, "a")
     start(policy, "g/0")
     policy.engine_draining("a", 2.0)
@@ -85,14 +83,14 @@ def test_a_draining_engine_that_reports_again_takes_rollouts_again(name: str) ->
     assert engines_of(policy.decide(30.0)) == ["a"]
 
 
-def test_worst_case_promises_the_longest_response() -> None:
+def test_worst_case_promises_the_longest_response():
     policy = with_engines("worst_case", "a", "b")
     assert start(policy, *(f"g/{n}" for n in range(6))) == ["a", "b", "a", "b"]  # two of 400 fit into 1000
     policy.rollout_ended("g/0", 20, 1.0)
     assert engines_of(policy.decide(1.0)) == ["a"]
 
 
-def test_sticky_starts_more_than_worst_case_once_it_knows_the_lengths() -> None:
+def test_sticky_starts_more_than_worst_case_once_it_knows_the_lengths():
     policy = with_engines("sticky", "a", kv=4000, rows=1000)
     policy.begin(Setting(samples=100, groups_per_step=1))
     for number in range(200):
@@ -101,7 +99,7 @@ def test_sticky_starts_more_than_worst_case_once_it_knows_the_lengths() -> None:
     assert len(start(policy, *(f"h{n}/0" for n in range(100)))) > 30  # worst case: ten of 400
 
 
-def test_sticky_starts_little_of_the_youngest_batch_beside_the_oldest_one_and_all_that_is_evaluated() -> None:
+def test_sticky_starts_little_of_the_youngest_batch_beside_the_oldest_one_and_all_that_is_evaluated():
     """Engines have room for all. A step of 20 rollouts, one step ahead: 22 train at once; late samples are no more."""
     policy = with_engines("sticky", "a", kv=1_000_000, rows=1000)
     policy.begin(Setting(samples=2, groups_per_step=10, max_staleness=1))
@@ -115,20 +113,20 @@ def test_sticky_starts_little_of_the_youngest_batch_beside_the_oldest_one_and_al
     assert len(list(policy.decide(2.0))) == 18 + 50
 
 
-def test_sticky_starts_all_where_a_step_waits_for_its_own_batch_alone() -> None:
+def test_sticky_starts_all_where_a_step_waits_for_its_own_batch_alone():
     policy = with_engines("sticky", "a", kv=1_000_000, rows=1000)
     policy.begin(Setting(samples=2, groups_per_step=10, max_staleness=0))
     assert len(start(policy, *(f"{group}/{sample}" for group in range(20) for sample in range(2)))) == 40
 
 
-def test_sticky_starts_a_group_on_idle_engines_though_not_all_its_samples_fit() -> None:
+def test_sticky_starts_a_group_on_idle_engines_though_not_all_its_samples_fit():
     policy = with_engines("sticky", "a", rows=3)
     assert start(policy, *(f"g/{n}" for n in range(4))) == ["a"] * 3
     policy.rollout_ended("g/0", 20, 1.0)
     assert engines_of(policy.decide(1.0)) == ["a"]
 
 
-def test_sticky_fills_equal_engines_equally_and_counts_what_rollouts_have_become() -> None:
+def test_sticky_fills_equal_engines_equally_and_counts_what_rollouts_have_become():
     policy = with_engines("sticky", "a", "b", kv=10_000, rows=1000)
     assert start(policy, *(f"{n}/0" for n in range(4))) == ["a", "b", "a", "b"]
     policy.turn_ended("0/0", 200, 1.0)
@@ -137,7 +135,7 @@ def test_sticky_fills_equal_engines_equally_and_counts_what_rollouts_have_become
     assert start(policy, "7/0", now=3.0) == ["a"], "b is full"
 
 
-def test_sticky_starts_on_the_fastest_engine_and_nothing_on_one_that_is_too_slow() -> None:
+def test_sticky_starts_on_the_fastest_engine_and_nothing_on_one_that_is_too_slow():
     """a has rows for 20 rollouts. Full, it needs five times the seconds a token of an empty engine."""
     for slower, on_a, on_b in ((2, 7, 43), (10, 20, 0)):
         policy = with_engines("sticky", "a", "b", kv=1_000_000)
@@ -153,7 +151,7 @@ def test_sticky_starts_on_the_fastest_engine_and_nothing_on_one_that_is_too_slow
     assert engines_of(policy.decide(21.0))[:20] == ["b"] * 20, "what lost its engine goes on wherever there is room"
 
 
-def test_the_mean_of_sticky_counts_rollouts_under_way_and_follows_a_policy_that_changes() -> None:
+def test_the_mean_of_sticky_counts_rollouts_under_way_and_follows_a_policy_that_changes():
     policy = Sticky()
     policy.engine_reported(EngineFacts("a", 10**9, 0, 0, 0, 10**6), 0.0)
 
@@ -172,7 +170,7 @@ def test_the_mean_of_sticky_counts_rollouts_under_way_and_follows_a_policy_that_
     assert policy.mean == pytest.approx(200, rel=0.1)
 
 
-def test_the_least_load_is_found_after_any_changes() -> None:
+def test_the_least_load_is_found_after_any_changes():
     source = random.Random(2)
     loads, truth = Loads(), dict[str, float]()
     for step in range(3000):

@@ -44,47 +44,7 @@ def guarded(*engines: str) -> tuple[Guarded, Scripted]:
     return guard, policy
 
 
-def test_a_sound_decision_passes_unchanged() -> None:
-    guard, policy = guarded("a", "b")
-    guard.turn_waits(turn(), 0.0)
-    policy.next = [Placement("r", "b", 50.0)]
-    assert guard.decide(0.0) == [Placement("r", "b", 50.0)]
-    assert not guard.faults
-
-
-@pytest.mark.parametrize("leaves", ["never here", "draining", "gone"])
-def test_a_turn_on_an_engine_that_is_not_here_goes_to_the_least_loaded(leaves: str) -> None:
-    guard, policy = guarded("a", "b", "c")
-    if leaves == "draining":
-        guard.engine_draining("c", 0.0)
-    elif leaves == "gone":
-        guard.engine_gone("c", 0.0)
-    guard.turn_waits(turn("first"), 0.0)
-    guard.turn_waits(turn("r"), 0.0)
-    policy.next = [Placement("first", "a"), Placement("r", "c" if leaves != "never here" else "nowhere")]
-    assert guard.decide(0.0) == [Placement("first", "a"), Placement("r", "b")]
-    assert guard.faults == {"engine_unknown": 1}
-    assert policy.placed == [("r", "b")]
-
-
-@pytest.mark.parametrize("need", [math.nan, math.inf, -1.0])
-def test_a_need_that_is_no_number_becomes_the_limit(need: float) -> None:
-    guard, policy = guarded("a")
-    guard.turn_waits(turn(), 0.0)
-    policy.next = [Placement("r", "a", need)]
-    assert guard.decide(0.0) == [Placement("r", "a", 100.0)]
-    assert guard.faults == {"need_not_finite": 1}
-
-
-def test_decisions_about_rollouts_that_are_not_there_are_left_out() -> None:
-    guard, policy = guarded("a")
-    guard.turn_waits(turn(), 0.0)
-    policy.next = [Placement("other", "a"), Placement("r", "a"), Placement("r", "a")]
-    assert guard.decide(0.0) == [Placement("r", "a", 0.0)]
-    assert guard.faults == {"rollout_unknown": 2}
-
-
-def test_a_policy_that_never_stops_deciding_is_cut_off() -> None:
+def test_a_policy_that_never_stops_deciding_is_cut_off():
     class Endless(PlacementPolicy):
         def decide(self, now: float) -> Iterable[Placement]:
             while True:
@@ -96,16 +56,32 @@ def test_a_policy_that_never_stops_deciding_is_cut_off() -> None:
     assert guard.faults == {"decisions_endless": 1, "rollout_unknown": 2 + AT_LEAST}
 
 
-def test_a_policy_that_places_nothing_starves_nobody() -> None:
-    guard, policy = guarded("a", "b")
+@pytest.mark.parametrize(
+    ("given", "safe", "faults"),
+    [
+        ([("r", "b", 50.0)], [("r", "b", 50.0)], {}),
+        *(
+            ([("s", "a", 0.0), ("r", engine, 0.0)], [("s", "a", 0.0), ("r", "b", 0.0)], {"engine_unknown": 1})
+            for engine in ("nowhere", "draining", "gone")  # the least loaded takes it
+        ),
+        *(([("r", "a", need)], [("r", "a", 100.0)], {"need_not_finite": 1}) for need in (math.nan, math.inf, -1.0)),
+        ([("other", "a", 0.0), ("r", "a", 0.0), ("r", "a", 0.0)], [("r", "a", 0.0)], {"rollout_unknown": 2}),
+        ([], [("r", "a", 100.0)], {"rollout_starved": 1}),  # nothing runs: the first that waits is placed
+    ],
+)
+def test_a_decision_is_made_safe_and_what_was_unsafe_is_counted(given, safe, faults):
+    guard, policy = guarded("a", "b", "draining", "gone")
+    guard.engine_draining("draining", 0.0)
+    guard.engine_gone("gone", 0.0)
     guard.turn_waits(turn("r"), 0.0)
     guard.turn_waits(turn("s"), 0.0)
-    assert guard.decide(0.0) == [Placement("r", "a", 100.0)]
-    assert guard.faults == {"rollout_starved": 1}
-    assert policy.placed == [("r", "a")]
+    policy.next = [Placement(*each) for each in given]
+    assert guard.decide(0.0) == [Placement(*each) for each in safe]
+    assert guard.faults == faults
+    assert policy.placed == [place[:2] for place in safe if faults.keys() & {"engine_unknown", "rollout_starved"}][-1:]
 
 
-def test_a_turn_that_is_overtaken_again_and_again_is_placed() -> None:
+def test_a_turn_that_is_overtaken_again_and_again_is_placed():
     guard, policy = guarded("a", "b")
     guard.turn_waits(turn("old"), 0.0)
     overtaken = 0
@@ -122,7 +98,7 @@ def test_a_turn_that_is_overtaken_again_and_again_is_placed() -> None:
     assert guard.faults == {"rollout_starved": 1}
 
 
-def test_rollouts_that_lost_their_engine_overtake_nobody() -> None:
+def test_rollouts_that_lost_their_engine_overtake_nobody():
     guard, policy = guarded("a")
     guard.turn_waits(turn("old"), 0.0)
     for number in range(200):
@@ -132,7 +108,7 @@ def test_rollouts_that_lost_their_engine_overtake_nobody() -> None:
 
 
 @pytest.mark.parametrize("leaves", ["rollout_ended", "rollout_dropped", "turn_waits"])
-def test_a_rollout_that_has_left_its_engine_loads_it_no_more(leaves: str) -> None:
+def test_a_rollout_that_has_left_its_engine_loads_it_no_more(leaves):
     guard, policy = guarded("a", "b")
     for name, engine in (("r", "a"), ("s", "a"), ("t", "b")):
         guard.turn_waits(turn(name), 0.0)
@@ -146,7 +122,7 @@ def test_a_rollout_that_has_left_its_engine_loads_it_no_more(leaves: str) -> Non
     assert guard.decide(0.0) == [Placement("new", "a")]
 
 
-def test_rollouts_whose_tools_run_are_no_idleness() -> None:
+def test_rollouts_whose_tools_run_are_no_idleness():
     guard, _ = guarded("a")
     guard.turn_waits(turn("r"), 0.0)
     guard.turn_placed("r", "a", 0.0)
@@ -157,7 +133,7 @@ def test_rollouts_whose_tools_run_are_no_idleness() -> None:
     assert guard.decide(0.0) == [Placement("new", "a", 100.0)]
 
 
-def test_first_come_first_served_starves_nobody() -> None:
+def test_first_come_first_served_starves_nobody():
     guard, policy = guarded("a")
     for number in range(1000):
         guard.turn_waits(turn(f"{number}"), 0.0)
@@ -167,14 +143,14 @@ def test_first_come_first_served_starves_nobody() -> None:
     assert not guard.faults
 
 
-def test_an_engine_that_reports_more_kv_than_it_has_is_cut_to_what_is_possible() -> None:
+def test_an_engine_that_reports_more_kv_than_it_has_is_cut_to_what_is_possible():
     guard, policy = guarded("a")
     guard.engine_reported(EngineFacts("a", 1000, 1500, -1, 0, 8), 1.0)
     assert policy.facts[-1] == EngineFacts("a", 1000, 1000, 0, 0, 8)
     assert guard.faults == {"engine_overfull": 1}
 
 
-def test_with_no_engine_a_turn_waits_until_one_joins() -> None:
+def test_with_no_engine_a_turn_waits_until_one_joins():
     guard, policy = guarded()
     guard.turn_waits(turn(), 0.0)
     policy.next = [Placement("r", "a")]
@@ -183,7 +159,7 @@ def test_with_no_engine_a_turn_waits_until_one_joins() -> None:
     assert guard.decide(1.0) == [Placement("r", "a", 100.0)]
 
 
-def test_an_exception_of_a_policy_names_it_and_the_place() -> None:
+def test_an_exception_of_a_policy_names_it_and_the_place():
     class Broken(PlacementPolicy):
         def decide(self, now: float) -> Iterable[Placement]:
             raise KeyError("lost")

@@ -1,7 +1,5 @@
 """Stories of the scheduler: opening within the budget, placing in the KV cache, restarts, retries, stages."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -15,7 +13,7 @@ from tests.agent_rl.scheduling.world import World, progress, scheduler
 ENGINE = "rollout_generator.0"
 
 
-def test_groups_that_no_step_counts_leave_room_from_the_first_answer_on() -> None:
+def test_groups_that_no_step_counts_leave_room_from_the_first_answer_on():
     """Progress that came before the answer is dropped, and nothing may come after it."""
     world = World(algorithm={"groups_per_step": 2, "max_staleness": 0})
     world.policy_published(builders.published())
@@ -41,7 +39,7 @@ def test_groups_that_no_step_counts_leave_room_from_the_first_answer_on() -> Non
         ({"total": 10_000, "epoch": 0}, 10, 0, 0),
     ],
 )
-def test_an_engine_gets_no_more_than_it_has_room_for(load, prompt, placed, opened) -> None:
+def test_an_engine_gets_no_more_than_it_has_room_for(load, prompt, placed, opened):
     world = World(prompt_tokens=lambda problem: prompt).begin(**load)
     assert (len(world.placed), len(world.opened)) == (placed, opened)
     for place in world.placed[:1]:
@@ -49,7 +47,7 @@ def test_an_engine_gets_no_more_than_it_has_room_for(load, prompt, placed, opene
         assert len(world.placed) == placed
 
 
-def test_a_restarted_scheduler_issues_what_is_missing_and_does_so_once() -> None:
+def test_a_restarted_scheduler_issues_what_is_missing_and_does_so_once():
     group = builders.opened(1)
     missing = (Retry(group.group, 2, 0, group.number), Retry(group.group, 3, 1, group.number))
     world = World()
@@ -62,7 +60,7 @@ def test_a_restarted_scheduler_issues_what_is_missing_and_does_so_once() -> None
     assert len(world.placed) == 1 + 2 * 4
 
 
-def test_a_failed_rollout_is_sampled_again_once_per_attempt_unless_its_group_is_dropped() -> None:
+def test_a_failed_rollout_is_sampled_again_once_per_attempt_unless_its_group_is_dropped():
     world = World().begin(total=10_000)
     retries = Retry("s0-g000001", 2, 1, 1), Retry("s0-g000002", 0, 1, 2)
     for _ in range(3):  # announcements repeat
@@ -77,14 +75,14 @@ def test_a_failed_rollout_is_sampled_again_once_per_attempt_unless_its_group_is_
     assert again.rollout in world.at(ENGINE), "what is to be sampled again is known by epoch"
 
 
-def test_rollouts_of_a_group_that_is_not_dropped_after_all_are_wanted_again() -> None:
+def test_rollouts_of_a_group_that_is_not_dropped_after_all_are_wanted_again():
     world = World().begin()
     for dropped in (("s0-g000000", "s0-g000002"), ("s0-g000002",), (), ("s7-g000000",)):
         world.progress(progress(dropped_groups=dropped))
     assert [told.groups for told in world.told] == [("s0-g000000", "s0-g000002"), ("s0-g000002",), ()]
 
 
-def test_a_new_stage_cancels_what_the_old_one_left_and_hears_nothing_of_it() -> None:
+def test_a_new_stage_cancels_what_the_old_one_left_and_hears_nothing_of_it():
     kept = KeptTurns(10**6)
     world = World(kept=kept, algorithm={"max_staleness": 0, "groups_per_step": 3}).begin(max_rollouts=10)
     old = list(world.placed)
@@ -111,7 +109,7 @@ def test_a_new_stage_cancels_what_the_old_one_left_and_hears_nothing_of_it() -> 
     assert kept.bytes == 0
 
 
-def test_what_is_waited_for_is_said() -> None:
+def test_what_is_waited_for_is_said():
     def waits_for(world: World) -> str:
         said = world.scheduler.waiting_for
         return said[1] if said else ""
@@ -153,7 +151,7 @@ def test_what_is_waited_for_is_said() -> None:
 
 
 @pytest.mark.parametrize("leaves", ["engine_silent", "engine_draining", "engine_gone"])
-def test_who_takes_no_rollouts_keeps_what_it_has_and_who_is_lost_gives_it_to_others_in_order(leaves: str) -> None:
+def test_who_takes_no_rollouts_keeps_what_it_has_and_who_is_lost_gives_it_to_others_in_order(leaves):
     world = World().begin("a", "b", max_rollouts=5)
     before = [world.place(rollout).request for rollout in world.at("a")]
     getattr(world, leaves)("a")
@@ -169,7 +167,7 @@ def test_who_takes_no_rollouts_keeps_what_it_has_and_who_is_lost_gives_it_to_oth
     assert len(world.at("a")) == {"engine_silent": 6, "engine_draining": 5, "engine_gone": 6}[leaves]
 
 
-def test_turns_of_a_policy_that_the_run_has_not_had_are_forgotten() -> None:
+def test_turns_of_a_policy_that_the_run_has_not_had_are_forgotten():
     kept = KeptTurns(1 << 20)
     kept.add(of(*history(1, 2)))
     scheduler(kept=kept).policy_published(builders.published(0, epoch=0))

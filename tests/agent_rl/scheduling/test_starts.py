@@ -24,14 +24,14 @@ def waiting(groups: int, samples: int) -> Starts:
     return starts
 
 
-def test_a_group_begins_when_there_are_places_for_all_its_samples() -> None:
+def test_a_group_begins_when_there_are_places_for_all_its_samples():
     starts = waiting(1, 4)
     assert starts.first(10.0, 3.0) is None
     assert starts.first(10.0, 4.0, 3.0) is None, "no more may train"
     assert starts.first(10.0, 4.0) == (turn(0, 0), False)
 
 
-def test_a_group_that_has_begun_goes_on_and_its_samples_become_late() -> None:
+def test_a_group_that_has_begun_goes_on_and_its_samples_become_late():
     starts = waiting(2, 4)
     starts.started("g0/0", 100.0)
     assert starts.first(100.0, 0.0) == (turn(0, 1), False)
@@ -42,7 +42,7 @@ def test_a_group_that_has_begun_goes_on_and_its_samples_become_late() -> None:
     assert len(starts) == 4
 
 
-def test_rollouts_that_end_within_the_delay_of_a_group_make_places() -> None:
+def test_rollouts_that_end_within_the_delay_of_a_group_make_places():
     starts = waiting(1, 4)
     for end in range(600):
         starts.ended(end / 10)  # ten a second
@@ -51,7 +51,7 @@ def test_rollouts_that_end_within_the_delay_of_a_group_make_places() -> None:
 
 
 @given(groups=st.integers(1, 12), dropped=st.sets(st.tuples(st.integers(0, 11), st.integers(0, 2))))
-def test_all_start_in_the_order_of_opening(groups: int, dropped: set[tuple[int, int]]) -> None:
+def test_all_start_in_the_order_of_opening(groups, dropped):
     starts = waiting(groups, 3)
     for group, sample in dropped:
         starts.remove(f"g{group}/{sample}")
@@ -64,7 +64,7 @@ def test_all_start_in_the_order_of_opening(groups: int, dropped: set[tuple[int, 
     assert len(starts) == 0
 
 
-def test_sticky_starts_whole_groups_and_a_late_sample_where_it_fits_at_present() -> None:
+def test_sticky_starts_whole_groups_and_a_late_sample_where_it_fits_at_present():
     policy = Sticky()
     policy.begin(Setting(4, 8))
     policy.engine_reported(EngineFacts("a", 1020, 0, 0, 0, 64), 0.0)

@@ -61,7 +61,7 @@ EVENTS = st.tuples(
 
 @settings(max_examples=100)
 @given(st.lists(EVENTS, min_size=20, max_size=80))
-def test_it_chooses_as_the_rule_says(events: list[tuple[str, int, int]]) -> None:
+def test_it_chooses_as_the_rule_says(events):
     policy, plain = WorstCase(), Plain()
     turns: dict[str, WaitingTurn] = {}
     for index, (event, number, amount) in enumerate(events):
@@ -104,7 +104,7 @@ def test_it_chooses_as_the_rule_says(events: list[tuple[str, int, int]]) -> None
         assert [(place.rollout, place.engine) for place in policy.decide(0.0)] == plain.decide()
 
 
-def test_an_engine_full_of_what_others_placed_is_left_alone() -> None:
+def test_an_engine_full_of_what_others_placed_is_left_alone():
     policy = Guarded(WorstCase())
     policy.engine_reported(facts(0, used=80), 0.0)
     policy.turn_waits(turn("r", 50), 0.0)

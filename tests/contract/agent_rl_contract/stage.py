@@ -36,7 +36,6 @@ from transport import (
     Delivery,
     Limits,
     LinkEvent,
-    MemoryNetwork,
     Network,
     Node,
     PeerLost,
@@ -44,6 +43,7 @@ from transport import (
     Registry,
 )
 from transport.errors import log_event
+from transport.memory import MemoryNetwork
 
 SUPERVISOR = "supervisor.local"
 RECEIVE_SECONDS = 60.0

@@ -16,7 +16,7 @@ import trio
 from transport.codec import Registry
 from transport.inbound import Delivery
 from transport.limits import Limits
-from transport.network import MemoryNetwork
+from transport.memory import MemoryNetwork
 from transport.node import Node
 
 if TYPE_CHECKING:
@@ -122,26 +122,17 @@ class FaultyNetwork:
 
     def attach(self, name: str, incarnation: int, limits: Limits) -> Port:
         """The port of a node."""
-        port: Any = _FaultyPort(name, self._network.attach(name, incarnation, limits), self._copies)
-        return port  # type: ignore[no-any-return]
+        port: Any = self._network.attach(name, incarnation, limits)
+        port.send = self._faulty(name, port.send, str)
+        port.send_back = self._faulty(name, port.send_back, lambda identity: identity.decode().partition("#")[0])
+        return port
 
+    def _faulty(self, name: str, send: Callable[[Any, Any], None], peer: Callable[[Any], str]) -> Callable[..., None]:
+        def faulty(whom: Any, frames: Sequence[Buffer]) -> None:
+            for _ in range(self._copies(name, peer(whom), frames)):
+                send(whom, frames)
 
-class _FaultyPort:
-    def __init__(self, name: str, port: Port, copies: Callable[[str, str, Sequence[Buffer]], int]) -> None:
-        self._name = name
-        self._port = port
-        self._copies = copies
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._port, name)
-
-    def send(self, peer: str, frames: Sequence[Buffer]) -> None:
-        for _ in range(self._copies(self._name, peer, frames)):
-            self._port.send(peer, frames)
-
-    def send_back(self, identity: bytes, frames: Sequence[Buffer]) -> None:
-        for _ in range(self._copies(self._name, identity.decode().partition("#")[0], frames)):
-            self._port.send_back(identity, frames)
+        return faulty
 
 
 class Running:
