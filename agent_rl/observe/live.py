@@ -87,7 +87,10 @@ class LiveView:
         return f"[{clock(now - self.started)}] {figures}" + (f"  ({noted})" if noted else "")
 
     def figures(self) -> list[tuple[str, str]]:
-        """The figures of the whole run with labels, the most important first. Figures without a report are a dash."""
+        """The figures of the whole run with labels, the most important first, without those that nothing reports yet.
+
+        Those of engines and groups are left out until a group is opened.
+        """
         learner, step, steps = self._learner, *self.progress()
         per_step, success = learner.seconds_per_step, learner.success
         left = max(0, steps - step) * per_step if _known(per_step) and _known(step) and _known(steps) else None
@@ -98,7 +101,9 @@ class LiveView:
         without = fates.steps_without_update if fates else 0
         queued = [each.queue for each in filters] + [each.queue for each in executors]
         used, total = sum(each.kv_used for each in generators), sum(each.kv_total for each in generators)
-        return [
+        groups_open = filters[0].groups_open if filters else None
+        none_yet = fates is not None and not (groups_open or fates.groups_trained or fates.groups_dropped)
+        shown = [
             ("stage", self._stage()),
             ("rollout" if learner.steps is None and steps is not None else "step", f"{_count(step)}/{_count(steps)}"),
             ("left", DASH if left is None else clock(left)),
@@ -107,16 +112,20 @@ class LiveView:
             *([("reward", f"{learner.reward:.3f}")] if _known(learner.reward) and learner.reward != success else []),
             *((f"success {name}", _percent(means.success)) for name, means in learner.environments.items()),
             *([("steps without update", _count(without))] if without else []),
-            ("tokens/s", _count(_sum(each.tokens_per_s for each in generators))),
-            ("tool calls/s", number(_sum(each.calls_per_s for each in executors))),
-            ("KV in use", _percent(used / total) if total else DASH),
-            ("staleness", f"{number(learner.staleness_mean)} (max {_count(learner.staleness_max)})"),
-            *([("KL", f"{learner.kl:.2g}")] if _known(learner.kl) else []),
-            ("queued", _count(_sum(queued))),
-            ("groups open", _count(filters[0].groups_open if filters else None)),
-            ("trained", _count(fates.groups_trained if fates else None)),
-            ("dropped", _count(fates.groups_dropped if fates else None)),
         ]
+        if not none_yet:
+            shown += [
+                ("tokens/s", _count(_sum(each.tokens_per_s for each in generators))),
+                ("tool calls/s", number(_sum(each.calls_per_s for each in executors))),
+                ("KV in use", _percent(used / total) if total else DASH),
+                ("staleness", f"{number(learner.staleness_mean)} (max {_count(learner.staleness_max)})"),
+                *([("KL", f"{learner.kl:.2g}")] if _known(learner.kl) else []),
+                ("queued", _count(_sum(queued))),
+                ("groups open", _count(groups_open)),
+                ("trained", _count(fates.groups_trained if fates else None)),
+                ("dropped", _count(fates.groups_dropped if fates else None)),
+            ]
+        return [(label, value) for label, value in shown if DASH not in value.replace("/", " ").split()]
 
     def render(self, now: float, width: int) -> RenderableType:
         """The live table, at most ``width`` wide: the run above, some lines for each actor or role below."""

@@ -7,7 +7,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from agent_rl.figures import RolloutMeans
+from agent_rl.figures import Fates, RolloutMeans
 from agent_rl.observe.live import Display, LiveView, SteadyConsole, summary_table
 from agent_rl.observe.logs import open_log
 from tests.builders import status
@@ -33,12 +33,8 @@ def heard(*statuses):
     return shown
 
 
-def test_what_nobody_reported_is_a_dash():
-    figures = dict(view().figures())
-    labels = ("stage", "success", "tokens/s", "tool calls/s", "KV in use", "left")
-    assert [figures[label] for label in labels] == ["-"] * len(labels)
-    assert figures["step"] == "-/-"
-    assert "KL" not in figures  # a run without a penalty has none
+def test_what_nobody_reported_is_left_out():
+    assert view().figures() == []
     text = drawn(view(), 100.0)
     assert all(actor in text for actor in ACTORS)
     assert text.count("starting") == len(ACTORS)
@@ -63,7 +59,10 @@ WALKED = {"step": 3, "steps": 10, "seconds_per_step": 20}
         ([status("rollout_generator.0", **GENERATES),
           status("rollout_generator.1", tokens_per_s=500, kv_used=300, kv_total=400)],
          {"tokens/s": "1,500", "KV in use": "50.0%"}),
-        ([status("rollout_generator.0", **GENERATES), status("rollout_generator.0")], {"tokens/s": "-"}),
+        ([status("rollout_generator.0", **GENERATES), status("rollout_generator.0")], {"tokens/s": None}),
+        ([status("rollout_generator.0", **GENERATES), status("roc_filter.0", fates=Fates())], {"tokens/s": None}),
+        ([status("rollout_generator.0", **GENERATES), status("roc_filter.0", fates=Fates(groups_dropped=1))],
+         {"tokens/s": "1,000", "trained": "0", "dropped": "1"}),
         ([status("learner.0", **RL, **WALKED)], {"stage": "2/2 rl", "step": "3/10", "left": "2:20"}),
         ([status("learner.0", **RL, success=0.25, staleness_mean=0.5, staleness_max=2, kl=0.01234)],
          {"success": "25.0%", "staleness": "0.50 (max 2)", "KL": "0.012", "loss": None, "reward": None}),
@@ -72,7 +71,7 @@ WALKED = {"step": 3, "steps": 10, "seconds_per_step": 20}
         ([status("learner.0", **RL, success=0.3, environments=MEANS)],
          {"success": "30.0%", "success maths": "25.0%", "success sql": "50.0%"}),
         ([status("learner.0", success=float("nan"), seconds_per_step=float("inf"), step=1, steps=9)],
-         {"success": "-", "left": "-", "step": "1/9"}),
+         {"success": None, "left": None, "step": "1/9"}),
         ([status("learner.0", stage=2, stages=2)], {"stage": "done"}),
         ([status("tool_executor.0", calls_per_s=12.5)], {"tool calls/s": "12.50"}),
     ],
@@ -103,7 +102,7 @@ def test_states_follow_actor_and_process():
     assert "learner.0" not in shown.line(101.0)
     shown.process("learner.0", "restarting")
     assert "learner.0 restarting" in shown.line(101.0)
-    assert dict(shown.figures())["success"] == "-"
+    assert "success" not in dict(shown.figures())
     shown.observe(status("learner.0", state="failed", detail="no memory"), 102.0)
     assert "learner.0 failed: no memory" in shown.line(102.0)
     shown.observe(status("learner.0"), 103.0)
