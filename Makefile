@@ -67,7 +67,7 @@ test: install
 mutants: install
 	$(BIN)/python tests/mutants.py
 
-test-all: install programs $(OLDEST)/installed $(VLLM)/installed $(CLIENTS)/installed $(CLIENTS)/templates $(CLIENTS)/qwen $(CLIENTS)/axe $(SERVERS)/installed $(VERIFIERS)/installed $(OPENENV)/installed $(INSPECT)/installed $(TRACKERS)/installed
+test-all: install programs $(OLDEST)/installed $(VLLM)/installed $(CLIENTS)/installed $(CLIENTS)/templates $(CLIENTS)/qwen $(CLIENTS)/codex $(CLIENTS)/axe $(SERVERS)/installed $(VERIFIERS)/installed $(OPENENV)/installed $(INSPECT)/installed $(TRACKERS)/installed
 	$(BIN)/python $(PIP) kubernetes-validate -c development.lock
 	$(BIN)/python tests/run_all.py
 
@@ -118,11 +118,16 @@ $(TRACKERS)/installed: $(VENV)/installed
 	$(TRACKERS)/bin/python $(PIP) -e ".[mlflow,tables,trackio]"
 	touch $@
 
-# A coding agent of npm, for one slow test, which is skipped where there is no npm.
+# Coding agents of npm, each for one slow test, which is skipped where there is no npm.
 $(CLIENTS)/qwen: $(CLIENTS)/installed
 	@if command -v npm >/dev/null; then \
 		npm install --silent --no-audit --no-fund --prefix $(CLIENTS) @qwen-code/qwen-code@0.15.10 && touch $@; \
 	else echo "NOT INSTALLED, and its test is skipped: Qwen Code needs npm"; fi
+
+$(CLIENTS)/codex: $(CLIENTS)/installed
+	@if command -v npm >/dev/null; then \
+		npm install --silent --no-audit --no-fund --prefix $(CLIENTS) @openai/codex@0.169.0 && touch $@; \
+	else echo "NOT INSTALLED, and its test is skipped: Codex needs npm"; fi
 
 # What checks that people can use the page of a run who do not see it or use no mouse. The same holds for its test.
 $(CLIENTS)/axe: $(CLIENTS)/installed

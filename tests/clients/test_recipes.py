@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,10 @@ TURNS = {
     "smolagents": (WRITE % ("name", "answer"), FINAL % "done"),
     "openai-agents": (WRITE % ("name", "answer"), "It is written."),
     "qwen-code": (WRITE % ("file_path", "/app/answer"), "It is written."),
+    "codex": (
+        '<tool_call>{"name": "exec_command", "arguments": {"cmd": "echo {answer} > answer"}}</tool_call>',
+        "It is written.",
+    ),
 }
 """What the engine writes for each agent."""
 
@@ -54,12 +60,33 @@ class ScriptedAgents(RolloutGenerator):
         return AnyWeights(directory, initial_policy=PolicyVersion(0, 0), script=script, longest=LENGTH)
 
 
+def needs(agent: str) -> pytest.MarkDecorator:
+    """Skips a test where an agent of npm is not installed."""
+    missing = not (ENVIRONMENT / agent).is_file() or shutil.which("node") is None
+    return pytest.mark.skipif(missing, reason=f"not all agents are here: make .venv-clients/{agent}")
+
+
+def inline(value: Any) -> str:
+    """A value of a topology as TOML in one line."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key} = {inline(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(inline, value)) + "]"
+    return json.dumps(value)
+
+
 @pytest.mark.slow
-@pytest.mark.skipif(
-    not (ENVIRONMENT / "qwen").is_file() or shutil.which("node") is None,
-    reason="not all agents are here: make .venv-clients/qwen",
+@pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param(["mini-swe-agent", "smolagents", "openai-agents", "qwen-code"], marks=needs("qwen"), id="qwen"),
+        pytest.param(["codex"], marks=needs("codex"), id="codex"),
+    ],
 )
-def test_agents_of_others_write_the_rollouts_of_a_run_and_are_judged(tmp_path: Path) -> None:
+def test_agents_of_others_write_the_rollouts_of_a_run_and_are_judged(tmp_path: Path, names: list[str]) -> None:
+    environments = [each for each in tomllib.loads(RECIPE.read_text())["environments"] if each["name"] in names]
+    for each in environments:
+        each["harness"]["isolation"] = "strong"
     spec = InitialiseModel(hidden_size=32, layers=1, heads=2, kv_heads=1, head_dim=16, mlp_size=32, max_length=LENGTH)
     initialise_model(spec, tmp_path / "model", 0)
     directory = tmp_path / "run"
@@ -71,7 +98,7 @@ def test_agents_of_others_write_the_rollouts_of_a_run_and_are_judged(tmp_path: P
             "hosts.local.gpus=0",
             f'model.path="{tmp_path / "model"}"',
             'model.dtype="float32"',
-            "algorithm.groups_per_step=4",
+            f"algorithm.groups_per_step={len(names)}",
             "algorithm.samples=2",
             "algorithm.keep=2",
             "stages.0.steps=1",
@@ -81,13 +108,13 @@ def test_agents_of_others_write_the_rollouts_of_a_run_and_are_judged(tmp_path: P
             "actors.learner.class=benchmarks.chaos.actors:ScriptedLearner",
             'actors.learner.settings={device="cpu"}',
             f"actors.gateway.settings.port={free_port()}",
-            *(f'environments.{number}.harness.isolation="strong"' for number in range(len(TURNS))),
+            f"environments={inline(environments)}",
         ),
         seconds=400,  # of which the agents take most to load; they are started one or two at a time
     )
     assert main(["audit", str(directory)]) == 0
     assert main(["export", str(directory)]) == 0
     found = rows(directory / "trajectories.jsonl")
-    for name in TURNS:
+    for name in names:
         rewards = {row["sample"] % 2: row["reward"] for row in found if row["problem"]["environment"] == name}
         assert rewards == {0: 0.0, 1: 1.0}, name
