@@ -75,7 +75,7 @@ def test_a_trial_measures_the_last_device_and_says_what_fails(
 ) -> None:
     monkeypatch.setattr(doctor, "tried", lambda _: (True, "fast"))
     wanted = [
-        doctor.Piece("filter", ("filter",), ("filter_ms_per_trajectory",)),
+        doctor.Piece("links", ("transport", "--quick"), ("calls_per_s",)),
         doctor.Piece("unknown", ("size", "--abacus"), ("lines_product",)),
     ]
     asked = []
@@ -83,7 +83,7 @@ def test_a_trial_measures_the_last_device_and_says_what_fails(
     assert main(["doctor", "--trial", "--devices", "cpu", "--devices", "cpu"]) == 0
     out = capsys.readouterr().out
     assert asked == ["cpu"]
-    assert re.search(r"(?m)^filter +filter_ms_per_trajectory [\d.]+$", out)
+    assert re.search(r"(?m)^links +calls_per_s [\d.e+]+$", out)
     assert re.search(r"(?m)^unknown +failed: .*abacus", out)
 
 
