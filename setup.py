@@ -19,9 +19,9 @@ setup(
         "agent_rl.evaluation": ["*.txt"],
         "agent_rl.observe.report": ["web/*", "vendor/*"],
         "actors.sandbox.isolation": ["*.toml"],
-        "benchmarks": ["*.toml"],
+        "benchmarks": ["*.toml", "*.jsonl"],
         "benchmarks.hostile": ["*.toml"],
-        "benchmarks.twin": ["*.toml", "profiles/*.toml"],
+        "benchmarks.twin": ["*.toml", "*.jsonl", "profiles/*.toml"],
         "*": ["py.typed"],
     },
 )

@@ -43,7 +43,7 @@ def demonstration(row: Row) -> list[Message] | None:
     if not isinstance(problem, str) or not isinstance(answer, str):
         return None
     try:
-        code, value = _of_equation(row.get("equation")) or _of_steps(row.get("solution")) or ("", math.nan)
+        code, value = _of_equation(row.get("equation")) or _of_steps(row.get("solution"), problem) or ("", math.nan)
         if not abs(value - float(answer.replace(",", ""))) <= 1e-9:
             return None
     except (SyntaxError, ValueError, ArithmeticError, RecursionError):
@@ -65,13 +65,22 @@ def _of_equation(equation: object) -> tuple[str, int | float] | None:
     return f"print({code})", _value(ast.parse(code, mode="eval").body)
 
 
-def _of_steps(solution: object) -> tuple[str, int | float] | None:
-    """The program of an annotated solution and its value; None where nothing is annotated."""
+def _of_steps(solution: object, problem: str) -> tuple[str, int | float] | None:
+    """The program of an annotated solution and its value; None where nothing is annotated.
+
+    A number that the problem gives stays a number, unless it is what the step before came to.
+    """
     if not isinstance(solution, str) or not _STEP.search(solution):
         return None
     known: dict[str, int | float] = {}
     names: dict[str, str] = {}
+    given = set(_NUMBER.findall(problem.replace(",", "")))
     lines = []
+
+    def named(number: re.Match[str]) -> str:
+        name = names.get(number.group(), number.group())
+        return number.group() if number.group() in given and name != f"x{len(known)}" else name
+
     for sentence in solution.splitlines():
         steps = _STEP.findall(sentence)
         if steps:
@@ -79,7 +88,7 @@ def _of_steps(solution: object) -> tuple[str, int | float] | None:
             lines.append("# " + _SHOWN.sub(lambda _: next(own), sentence).strip())  # noqa: B023
         for computed, shown in steps:
             plain = computed.replace(",", "").replace("$", "").strip()
-            code = _NUMBER.sub(lambda number: names.get(number.group(), number.group()), plain)
+            code = _NUMBER.sub(named, plain)
             name = f"x{len(known) + 1}"
             known[name] = _value(ast.parse(code, mode="eval").body, known)
             names[shown.replace(",", "").strip()] = name

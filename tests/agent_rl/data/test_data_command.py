@@ -142,6 +142,10 @@ SOLUTIONS = {
         "15",
         "# He had x1 and got x2, so x3\nx1 = 5-2\nx2 = x1*4\nx3 = x2+x1\nprint(x3)",
     ),
+    "He had <<5+2=7>>7, then <<7*3=21>>21, and <<21+7=28>>28": (  # the problem gives 7, too
+        "28",
+        "# He had x1, then x2, and x3\nx1 = 5+2\nx2 = x1*3\nx3 = x2+7\nprint(x3)",
+    ),
     "It is 24/6 = <<24/6=4>>4 digits, so 4+6 = 10.": ("10", ""),
     "It is <<open(1)=1>>1": ("1", ""),
     "It is 10.": ("10", ""),
@@ -152,7 +156,7 @@ SOLUTIONS = {
 def test_annotated_solutions_become_programs_with_a_comment_and_a_name_for_each_step(
     solution: str, answer: str, code: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shown = demonstration({"problem": "How many?", "answer": answer, "solution": solution})
+    shown = demonstration({"problem": "How many in 7 weeks?", "answer": answer, "solution": solution})
     assert (shown is None) == (not code)
     if shown is not None:
         [call] = parse_calls(shown[1]["content"])
