@@ -48,7 +48,7 @@ class Command(NamedTuple):
 COMMANDS = {
     "Runs": (
         Command("new", "new:new", "Write a folder with a topology, an environment and its test."),
-        Command("check", "topologies:check", "Prove a topology file sound, or list all its faults."),
+        Command("check", "topologies:check", "Find all faults of a topology file, or call it sound."),
         Command("run", "topologies:run", "Run a topology file, or continue its run."),
         Command("status", "status:status", "Say which processes of a run are wanted, and which are there."),
         Command("swap", "changes:swap", "Give an actor of a run under way another class or other settings."),
@@ -57,7 +57,7 @@ COMMANDS = {
         Command("stop", "changes:stop", "Stop a run under way in order, with a checkpoint."),
         Command("view", "view:view", "Show runs on a live page in the browser; several beside each other."),
         Command("report", "records:report", "Make report.html from a run directory; every run ends with it."),
-        Command("audit", "records:audit", "Prove that no group of a run was lost, trained twice or trained too late."),
+        Command("audit", "records:audit", "Check that no group of a run was lost, trained twice or trained too late."),
         Command("export", "records:export", "Write the trajectories of a run as JSON lines or Parquet."),
         Command("compare", "compare:compare", "Compare runs: settings, success with intervals, whether they differ."),
     ),

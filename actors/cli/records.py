@@ -1,4 +1,4 @@
-"""``agent-rl report``, ``audit`` and ``export``: what a run directory holds, made readable, proved, and handed on."""
+"""``agent-rl report``, ``audit`` and ``export``: what a run directory holds, made readable, checked, and handed on."""
 
 from __future__ import annotations
 

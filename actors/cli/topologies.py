@@ -1,4 +1,4 @@
-"""``agent-rl check`` and ``agent-rl run``: a topology file is proved, and run to its end."""
+"""``agent-rl check`` and ``agent-rl run``: a topology file is checked, and run to its end."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def check(
     overrides: Overrides = (),
     full: Annotated[bool, Parameter(help="print the whole topology, with every default, as TOML")] = False,
 ) -> None:
-    """Prove a topology file sound, and describe it."""
+    """Check a topology file, and describe it."""
     from agent_rl.config.full import full_text
     from agent_rl.config.plugins import PluginError
     from agent_rl.environments.load import shown_settings
