@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from agent_rl.config.addresses import actor_nodes, addresses, on_tcp, runtime_directory, supervisor_node
+from agent_rl.config.gateway import ADDRESS, PORT, ROLE
 from agent_rl.config.source import Finding
 from agent_rl.config.topology import Topology
 from agent_rl.records.run_directory import is_supervised
@@ -83,7 +84,7 @@ def host_findings(topology: Topology, facts: Facts) -> Iterator[Finding]:
     """
     hosts = topology.hosts_in_use
     looked_at = hosts if facts.started is None else tuple(name for name in hosts if name == facts.started)
-    found = list(_taken_metrics_port(topology)) if topology.main_host in looked_at else []
+    found = [*_taken_metrics_port(topology), *_taken_gateway_port(topology)] if topology.main_host in looked_at else []
     found += [each for name in looked_at for each in _too_many_peers(topology, name)]
     if on_tcp(topology):
         found += _port_ranges(topology)
@@ -133,6 +134,20 @@ def _taken_metrics_port(topology: Topology) -> Iterator[Finding]:
     elif _is_taken(here, place):
         message = f"another process listens at {place}"
         yield Finding(("run", "metrics_port"), message, "stop it, or choose another port")
+
+
+def _taken_gateway_port(topology: Topology) -> Iterator[Finding]:
+    """A gateway's port where another run listens: the system would give each run some of the other's requests.
+
+    Hosts of one run may share a machine, and then this port too; so runs of several hosts are not checked.
+    """
+    entry = topology.actors.get(ROLE)
+    if entry is None or on_tcp(topology) or is_supervised(topology.run.directory, topology.main_host):
+        return
+    address, port = entry.settings.get("address", ADDRESS), entry.settings.get("port", PORT)
+    if isinstance(address, str) and (here := _resolve(address)) and _is_taken(here, f"{address}:{port}"):
+        message = f"another process listens at {address}:{port}"
+        yield Finding(("actors", ROLE, "settings", "port"), message, "stop it, or choose another port")
 
 
 def _taken_ports(topology: Topology, host: str) -> Iterator[Finding]:

@@ -409,6 +409,18 @@ def test_a_port_for_metrics_that_is_taken_is_a_fault(folder, text):
     assert check(folder, text, [f"run.metrics_port={port}"]) == []
 
 
+def test_the_gateway_of_another_run_at_the_same_port_is_a_fault(folder):
+    text = SOUND.partition("[hosts.a]")[0].replace("[algorithm]", '[environments.harness]\ncommand = ["true"]\n[algorithm]')
+    with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # as gateways listen
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        setting = f"actors.gateway.settings.port={taken.getsockname()[1]}"
+        (fault,) = check(folder, text, [setting])
+    assert (fault.key, fault.message[:37]) == ("actors.gateway.settings.port", "another process listens at 127.0.0.1:")
+    assert check(folder, text, [setting]) == []
+
+
 @pytest.mark.parametrize("address", ["10.0.0.2", "127.0.0.1", "localhost"])
 def test_links_between_hosts_need_a_key_on_loopback_too(folder, address):
     """Another user of this machine reaches loopback as well as we."""
