@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import re
+import secrets
+import socket
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from http import HTTPStatus
 from itertools import count
+from pathlib import Path
 
 import h11
 import trio
@@ -307,6 +311,22 @@ async def _while_there(
         nursery.cancel_scope.cancel()
     if left:
         raise ClientLeft
+
+
+def claim(port: int, owner: str) -> socket.socket:
+    """Show that ``owner`` listens at a port as long as this socket is open. Raises OSError where another owner does.
+
+    Connections to a shared port go to any who listen, also to those of another run. An abstract name is seen where the
+    port is, in the network namespace, and ends with its process.
+    """
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    made.bind(f"\0agent-rl-port-{port}-{owner}-{secrets.token_hex(4)}")
+    names = Path("/proc/net/unix").read_text(encoding="utf-8", errors="replace")
+    owners = re.findall(rf"@agent-rl-port-{port}-(\w+)-", names)
+    if set(owners) != {owner}:
+        made.close()
+        raise OSError(errno.EADDRINUSE, f"port {port} is another run's; choose another port")
+    return made
 
 
 async def listen(address: str, port: int, *, shared: bool) -> list[trio.SocketListener]:

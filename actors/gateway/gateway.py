@@ -11,14 +11,16 @@ Sessions of live traffic begin, are rewarded and end at the paths of `SESSIONS`.
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import json
 import re
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from socket import socket
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from uuid import uuid4
 
@@ -26,7 +28,7 @@ import trio
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from actors.base import Actor, Call, Settings
-from actors.http import FREE_BYTES, ClientLeft, Reply, Request, Server, foreign, listen
+from actors.http import FREE_BYTES, ClientLeft, Reply, Request, Server, claim, foreign, listen
 from agent_rl.config.gateway import ADDRESS, PORT, listens_beyond, unreachable
 from agent_rl.config.hidden import with_environment
 from agent_rl.environments.judging import LARGEST_REWARD
@@ -126,11 +128,17 @@ class Gateway(Actor):
         self._told: set[str] = set()
         self._own_seconds = 0.0
         self._server = Server(self._respond, settings.body_bytes, settings.connections, _told, self._admit)
+        run = self.context.topology.run
+        claimed = claim(settings.port, hashlib.sha256(f"{run.name}\n{run.directory}".encode()).hexdigest()[:16])
         listeners = await listen(settings.address, settings.port, shared=True)
         self._session_key = with_environment(settings.session_key)
         self._order = deque(self.context.link("sessions").targets)
         self._generators = {int(peer.rpartition(".")[2]): peer for peer in self.context.link("asked").targets}
-        self.context.nursery.start_soon(self._server.serve, listeners)
+        self.context.nursery.start_soon(self._serve, listeners, claimed)
+
+    async def _serve(self, listeners: Sequence[trio.SocketListener], claimed: socket) -> None:
+        with claimed:
+            await self._server.serve(listeners)
 
     def status(self) -> tuple[str, ActorFigures]:
         """Requests and connections so far."""

@@ -14,7 +14,7 @@ import pytest
 import trio
 
 from actors import http
-from actors.http import Reply, Request, Server, foreign, listen
+from actors.http import Reply, Request, Server, claim, foreign, listen
 from actors.sandbox.owner.relay import relay
 
 pytestmark = pytest.mark.real_time
@@ -155,3 +155,15 @@ async def test_connections_that_say_nothing_keep_nobody_out() -> None:
             stream = await stack.enter_async_context(await trio.open_tcp_stream("127.0.0.1", port))
             await stream.send_all(said_so_far)
         assert (await said(port, b"GET /fine HTTP/1.1\r\nHost: x\r\n\r\n"))[9:12] == b"200"
+
+
+def test_a_port_is_shared_with_the_same_owner_alone() -> None:
+    first, second, other = claim(8642, "one"), claim(8642, "one"), claim(8643, "two")
+    with pytest.raises(OSError, match="port 8642 is another run's"):
+        claim(8642, "two")
+    first.close()
+    with pytest.raises(OSError, match="port 8642"):
+        claim(8642, "two")
+    second.close()
+    claim(8642, "two").close()
+    other.close()
