@@ -29,7 +29,7 @@ from agent_rl.config.processes import Run as RunTable
 from agent_rl.config.suggestions import suggest
 from agent_rl.config.topology import RlStage, Topology
 from agent_rl.environments.base import Environment
-from agent_rl.environments.rows import judgement
+from agent_rl.environments.rows import judgement, refuse_other_arguments
 from agent_rl.environments.task_files import read_tasks
 from agent_rl.files.disk import whole
 from agent_rl.messages import Problem, Transcript
@@ -113,8 +113,11 @@ def _run(
         asked = evaluation if isinstance(evaluation, int) else 0
     elif reward is None or isinstance(evaluation, int):
         raise TypeError("rows need a `reward`, a function of problem and transcript, and `evaluation` as rows")
+    elif not callable(reward):
+        raise TypeError("`reward` must be one function; one of several parts returns a Judgement with `parts`")
     else:
         entry["settings"] = {"reward": _reference(reward)} | ({"system": system} if system else {})
+        refuse_other_arguments(reward, entry["settings"]["reward"])
         for key, given in (("files", problems), ("evaluation_files", evaluation)):
             rows, found = _problems(given, folder / f"{name}.{key}.jsonl")
             if found:

@@ -112,6 +112,12 @@ class Rows(FileProblems):
 def reward_function(name: str) -> Callable[[Problem, Transcript], Any]:
     """The function ``module:name``. Raises PluginError, and ContractError when it cannot be called as a reward."""
     function: Callable[[Problem, Transcript], Any] = resolve("reward", name)
+    refuse_other_arguments(function, name)
+    return function
+
+
+def refuse_other_arguments(function: Callable[..., Any], name: str) -> None:
+    """Raise ContractError for a function that cannot be called as a reward."""
     try:
         inspect.signature(function).bind(None, None)
     except (TypeError, ValueError) as error:
@@ -120,7 +126,6 @@ def reward_function(name: str) -> Callable[[Problem, Transcript], Any]:
             f"the reward {name} cannot be called with problem and transcript: {error}; "
             "write `def reward(problem, transcript) -> float`" + (f" ({place})" if place else "")
         ) from error
-    return function
 
 
 def judgement(given: object, problem: Problem, transcript: Transcript, function: object) -> Judgement:

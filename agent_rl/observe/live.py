@@ -81,7 +81,7 @@ class LiveView:
 
     def line(self, now: float) -> str:
         """The whole run in one line."""
-        figures = "  ".join(f"{label} {value}" for label, value in self.figures())
+        figures = "  ".join(f"{label} {value}" for label, value in self.figures()) or "starting"
         unusual = [f"{actor} {state}" for actor, state in self.unusual(now)]
         noted = ", ".join([*unusual, *(f"alarm {name.replace('_', ' ')}" for name in self.alarms())])
         return f"[{clock(now - self.started)}] {figures}" + (f"  ({noted})" if noted else "")

@@ -45,6 +45,10 @@ GUARD:
 """
 
 
+def of_trl(prompts: Any, completions: Any, answer: Any, **kwargs: Any) -> list[float]:
+    return [0.0]
+
+
 def reward(problem: Problem, transcript: Transcript) -> float:
     return float(transcript.answer == problem.answer)
 
@@ -119,6 +123,8 @@ def test_mistakes_are_said_before_anything_starts(made: Path) -> None:
     for arguments, settings, kind, words in (
         (("m", ROWS), {}, TypeError, "rows need a `reward`"),
         (("m", ROWS, reward), {"evaluation": 3}, TypeError, "`evaluation` as rows"),
+        (("m", ROWS, [reward]), {}, TypeError, "`reward` must be one function"),
+        (("m", ROWS, of_trl), {}, ContractError, "write `def reward(problem, transcript) -> float`"),
         (
             ("m", ROWS, reward),
             {"learning_rat": 1},

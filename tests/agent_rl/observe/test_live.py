@@ -35,6 +35,7 @@ def heard(*statuses):
 
 def test_what_nobody_reported_is_left_out():
     assert view().figures() == []
+    assert "starting" in view().line(101.0)
     text = drawn(view(), 100.0)
     assert all(actor in text for actor in ACTORS)
     assert text.count("starting") == len(ACTORS)

@@ -410,7 +410,9 @@ def test_a_port_for_metrics_that_is_taken_is_a_fault(folder, text):
 
 
 def test_the_gateway_of_another_run_at_the_same_port_is_a_fault(folder):
-    text = SOUND.partition("[hosts.a]")[0].replace("[algorithm]", '[environments.harness]\ncommand = ["true"]\n[algorithm]')
+    text = SOUND.partition("[hosts.a]")[0].replace(
+        "[algorithm]", '[environments.harness]\ncommand = ["true"]\n[algorithm]'
+    )
     with socket.socket() as taken:
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # as gateways listen
         taken.bind(("127.0.0.1", 0))
