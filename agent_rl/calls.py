@@ -33,6 +33,7 @@ from agent_rl.environments.rows import judgement, refuse_other_arguments
 from agent_rl.environments.task_files import read_tasks
 from agent_rl.files.disk import whole
 from agent_rl.messages import Problem, Transcript
+from agent_rl.records.journal import JournalError
 from agent_rl.records.run_data import Run, load_run
 
 Problems: TypeAlias = str | Path | Iterable[Mapping[str, Any]] | Iterable[tuple[str, str]]
@@ -46,6 +47,7 @@ LIMITS = {"max_response_tokens": 512, "max_turns": 1}
 WITH_TOOLS = {"max_response_tokens": 1024, "max_turns": 8}
 FIELDS: Mapping[str, type[BaseModel]] = {"run": RunTable, "algorithm": Algorithm, "stage": RlStage}
 """The tables that a keyword's name is looked for in, the first one first."""
+TRANSLATED = "docs/configuration.md has all of them, docs/coming_from.md those of TRL and verl by their names there"
 TABLES = set(Topology.model_fields) - {"model", "environments", "stages"}
 """Those that are given whole."""
 
@@ -63,6 +65,8 @@ def train(
 ) -> Run:
     """Train a model by GRPO-RoC on rewards, and return the run. An unfinished run goes on, a finished one is read.
 
+    The run's ``state`` is ``ended``, or ``stopped`` after ``agent-rl stop``.
+
     ``model``: a path, a name of the hub, or the topology's table ``model``. ``problems``: a file or rows, each with
     ``problem`` (or ``prompt``), and ``answer`` and other columns as the reward needs them; or an environment class.
     ``reward(problem, transcript)`` returns a number (success is 1 or more), a bool or a `Judgement`. ``tools`` are
@@ -70,7 +74,8 @@ def train(
     environment class their number. ``system`` stands before each problem.
 
     ``settings`` have the names of the topology: those of ``run``, ``algorithm`` and an rl stage as they are
-    (``learning_rate=1e-6, samples=16, name="mine"``), and other tables whole (``actors={...}``).
+    (``learning_rate=1e-6, samples=16, name="mine"``), and other tables whole (``actors={...}``). Without any, a step
+    has 8 groups of 16 samples, of which RoC keeps half; a rollout has one turn and 512 tokens, with tools 8 and 1024.
 
     Raises TypeError and ValueError for arguments that cannot be, TaskError for problems that are none, what the reward
     raises of the first problem, and SystemExit with the exit code of a run that fails, after it has said why.
@@ -111,8 +116,10 @@ def _run(
     if isinstance(problems, type):
         entry["class"] = _reference(problems)
         asked = evaluation if isinstance(evaluation, int) else 0
-    elif reward is None or isinstance(evaluation, int):
-        raise TypeError("rows need a `reward`, a function of problem and transcript, and `evaluation` as rows")
+    elif reward is None:
+        raise TypeError("rows need a `reward`, a function of problem and transcript")
+    elif isinstance(evaluation, int):
+        raise TypeError("`evaluation` must be held-out rows, or a file of them; a number is for an environment class")
     elif not callable(reward):
         raise TypeError("`reward` must be one function; one of several parts returns a Judgement with `parts`")
     else:
@@ -143,10 +150,22 @@ def _run(
     file = folder / f"{name}.toml"
     if file.exists() and not file.read_text(encoding="utf-8").startswith(MADE):
         raise ValueError(f"{file} is there, and no call has made it; give this run another `name`")
+    text = MADE + tomli_w.dumps(made)
+    if file.exists() and file.read_text(encoding="utf-8") == text and (run := _ended(directory)):
+        return run
     with whole(file) as partial:
-        partial.write_text(MADE + tomli_w.dumps(made), encoding="utf-8")
+        partial.write_text(text, encoding="utf-8")
     _start(file)
     return load_run(directory)
+
+
+def _ended(directory: str) -> Run | None:
+    """The run that is there, if it has ended."""
+    try:
+        run = load_run(directory)
+    except JournalError:
+        return None
+    return run if run.state == "ended" else None
 
 
 def _refuse_imports() -> None:
@@ -171,7 +190,7 @@ def _tables(settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
             tables[key] = tables.get(key, {}) | value
         else:
             known = chain(TABLES, *(kind.model_fields for kind in FIELDS.values()))
-            raise TypeError(f"there is no setting {key!r}: {suggest(key, known)}")
+            raise TypeError(f"there is no setting {key!r}: {suggest(key, known, TRANSLATED)}")
     return tables
 
 

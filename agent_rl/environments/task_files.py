@@ -179,7 +179,7 @@ def _unpadded(value: Any) -> Any:
 
 def _columns(row: Mapping[str, Any], where: str) -> dict[str, Any]:
     """The columns beside those that a `Problem` has fields for. Raises TaskError for what is no JSON."""
-    found = {name: value for name, value in row.items() if name not in FIELDS and value is not None}
+    found = {name: value for name, value in row.items() if name not in FIELDS}
     try:
         return cast("dict[str, Any]", to_jsonable_python(found))
     except ValueError as error:
@@ -222,7 +222,10 @@ def _user_text(messages: list[Any], where: str) -> str:
     turns = [message for message in messages if isinstance(message, dict) and message.get("role") != "system"]
     if len(turns) != 1 or turns[0].get("role") != "user":
         roles = [message.get("role") if isinstance(message, dict) else None for message in messages]
-        raise TaskError(f"{where}: `prompt` has messages of roles {roles}; it must hold exactly one of the user's")
+        raise TaskError(
+            f"{where}: `prompt` has messages of roles {roles}; it must hold exactly one of the user's; "
+            "write examples into its text, or return them from an environment's `prompt`"
+        )
     content = turns[0].get("content")
     if not isinstance(content, str):
         raise TaskError(f"{where}: the content of `prompt`'s user message is {content!r:.100}; it must be text")

@@ -122,7 +122,8 @@ def test_mistakes_are_said_before_anything_starts(made: Path) -> None:
     train: Any = agent_rl.train
     for arguments, settings, kind, words in (
         (("m", ROWS), {}, TypeError, "rows need a `reward`"),
-        (("m", ROWS, reward), {"evaluation": 3}, TypeError, "`evaluation` as rows"),
+        (("m", ROWS, reward), {"evaluation": 3}, TypeError, "`evaluation` must be held-out rows"),
+        (("m", ROWS, reward), {"beta": 0.1}, TypeError, "no setting 'beta': docs/configuration.md has all of them"),
         (("m", ROWS, [reward]), {}, TypeError, "`reward` must be one function"),
         (("m", ROWS, of_trl), {}, ContractError, "write `def reward(problem, transcript) -> float`"),
         (
@@ -175,9 +176,10 @@ def run(folder: Path, guard: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_script_trains_and_a_finished_run_is_read(tmp_path: Path) -> None:
-    for _ in range(2):
+    for started in (True, False):
         done = run(tmp_path, 'if __name__ == "__main__"')
         assert "state ended ['before', 'before', 'after', 'after']" in done.stdout, done.stderr
+        assert ("checkpoint:" in done.stdout) == started
     assert load_topology(tmp_path / "my_task.toml").run.name == "my_task"
 
 

@@ -1,7 +1,8 @@
 """A page followed to the letter: its files are written, its commands run, their output held against the page.
 
 A block ``python`` or ``toml`` that begins with ``# PATH`` is a file. A block ``console`` has commands after ``$``, each
-with texts, a line each, that it prints; ``...`` stands for anything on the line.
+with texts, a line each, that it prints: ``...`` stands for anything on the line, a number with a decimal point for any
+such number, and the space of tables is as wide as it is.
 """
 
 from __future__ import annotations
@@ -21,6 +22,13 @@ FILE = re.compile(r"# (\S+\.(?:py|toml))\n")
 def blocks(page: Path) -> list[tuple[str, str]]:
     """Language and text of each block."""
     return [(language, textwrap.dedent(text)) for language, text in BLOCK.findall(page.read_text())]
+
+
+def pattern(text: str) -> str:
+    """What finds a line of a page in what is printed."""
+    loose = {"...": ".*"} | dict.fromkeys(re.findall(r"\d+\.\d+", text), r"\d+\.\d+")
+    pieces = re.split(r"(\.\.\.|\d+\.\d+|[ │]+)", text)
+    return "".join(loose.get(each) or (re.escape(each) if each.strip(" │") else r"[ │]+") for each in pieces if each)
 
 
 def follow(page: Path, folder: Path, seconds: float) -> int:
@@ -62,4 +70,4 @@ def _run(command: str, folder: Path, tools: Path, seconds: float) -> None:
     printed = done.stdout + done.stderr
     assert done.returncode == 0, f"$ {line}\n{printed}"
     for text in shown:
-        assert re.search(".*".join(map(re.escape, text.split("..."))), printed), f"$ {line}\n{text}\n{printed}"
+        assert re.search(pattern(text), printed), f"$ {line}\n{text}\n{printed}"

@@ -92,7 +92,7 @@ def test_a_row_keeps_its_columns_and_needs_no_answer(tmp_path: Path) -> None:
     source = Rows(seed=0, base=tmp_path, reward=f"{__name__}:given", files=("mine.jsonl",)).problems()
     first, second = sorted((source.problem(0, number) for number in range(2)), key=lambda each: each.id)
     assert (first.answer, first.data) == ("", {"file": "mine.jsonl", "tests": ["x"], "level": "3"})
-    assert (second.answer, second.data) == ("4", {"file": "mine.jsonl"})
+    assert (second.answer, second.data) == ("4", {"file": "mine.jsonl", "gone": None})
 
 
 def test_a_column_that_is_no_json_is_named(tmp_path: Path) -> None:
