@@ -70,7 +70,7 @@ from agent_rl.records.model_card import Measured
 from transport import AnnounceLink, LinkEvent, PeerGone, PeerLeft
 
 
-def awake(unhandled: Collection[str], gone: Collection[str], sharing: Collection[str]) -> tuple[str, ...]:
+def still_on_device(unhandled: Collection[str], gone: Collection[str], sharing: Collection[str]) -> tuple[str, ...]:
     """The generators that still have a shared device: those there that have not handled the learner's turn."""
     return tuple(sorted(set(unhandled) & set(sharing) - set(gone)))
 
@@ -114,7 +114,7 @@ class DeviceTurns:
             await link.acknowledged(by=self._sharing)
         self.waiting_for = ""
         log, waited = self._context.log, self._context.now() - began
-        if late := awake(link.unhandled, self._context.node.gone, self._sharing):
+        if late := still_on_device(link.unhandled, self._context.node.gone, self._sharing):
             log.warning("the learner trains beside engines that are not asleep", generators=list(late), seconds=waited)
         else:
             log.info("engines asleep", seconds=waited)

@@ -2,9 +2,11 @@
 
 ::
 
-    Episode.tokens --> engine.generate --> Episode.wrote --> calls: ToolCall... --> Episode.responded --+
-        ^                                              `---> none: ObserveTurn ---> Episode.observed ---+
-        +-------------------------------------------------------------------------------- completed <---+
+    .tokens --> engine.generate --> .append_turn, .begin_calls --> calls: ToolCall --> .append_tool_results --+
+       ^                                                       `-> none: ObserveTurn --> .append_observation --+
+       +------------------------------------------------------------------------------------ completed <-------+
+
+Methods are those of `Episode`.
 """
 
 from __future__ import annotations
@@ -137,12 +139,11 @@ class AgentLoop:
         ends = bool(self.chat.closing)
         while episode.ended is None:
             turn, stopped = await self.write(episode, watch=Ending(self.chat) if ends else None)
-            calls = episode.wrote(*turn, stopped=stopped)
-            if calls:
+            if calls := episode.begin_calls(episode.append_turn(*turn, stopped=stopped)):
                 responses, records = await self.answer(episode, calls)
-                episode.responded(responses, records, self._engine.policy)
+                episode.append_tool_results(responses, records, self._engine.policy)
             elif episode.ended is None:
-                episode.observed(await self._observe(episode), self._engine.policy)
+                episode.append_observation(await self._observe(episode), self._engine.policy)
             if completed is not None and episode.ended is None and not completed():
                 return
 
@@ -159,7 +160,7 @@ class AgentLoop:
     async def write(
         self, episode: Episode, strand: Strand | None = None, watch: Watch | None = None
     ) -> tuple[tuple[Int32Vector, Float32Vector, Int32Matrix], bool]:
-        """Let the engine write a turn: arrays as for `Episode.wrote`, and whether it stopped. Raises EngineError."""
+        """The engine writes a turn: arrays as for `Episode.append_turn`, whether it stopped. Raises EngineError."""
         request = episode.request
         if strand is None:
             strand = episode.strands[0]

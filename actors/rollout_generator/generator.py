@@ -348,7 +348,9 @@ class RolloutGenerator(Actor):
                 self._tools.end(request, episode.tool_states)
         if running.left and episode.ended is None:
             running.abandoned = True
-            self._kept.leave(request.rollout, running.move, len(episode.tokens), partial(self._running.end, running))
+            self._kept.leave(
+                request.rollout, running.placement_epoch, len(episode.tokens), partial(self._running.end, running)
+            )
             return
         if running.abandoned:
             self._kept.forget(request.rollout)

@@ -135,7 +135,7 @@ class Harnesses:
                 if not well:  # a connection breaks before anybody says why
                     with trio.move_on_after(SILENT_SECONDS if rollout.cut else WORD_SECONDS):
                         await rollout.disturbed.wait()
-                if not (disturbed := rollout.begin_again()) or well:
+                if not (disturbed := rollout.replay_cut_replies()) or well:
                     break
                 why = "a gateway was lost meanwhile, and it ended with " + outcome.status
                 self._log.warning("a program is started again", rollout=episode.request.rollout, why=why)
@@ -154,7 +154,7 @@ class Harnesses:
             why = f"its harness asked for no turn; it ended with {outcome.status}, and wrote: {said}; {_MEND}"
             raise EnvironmentFaultError(f"environment {name!r}: {why}")
         await self._try_check(environment, episode, outcome)
-        episode.said([EnvironmentMessage(episode.turns, role, text) for role, text in told_of(outcome)])
+        episode.record_messages([EnvironmentMessage(episode.turns, role, text) for role, text in told_of(outcome)])
         episode.finish()
 
     async def _try_check(self, environment: Environment, episode: Episode, outcome: HarnessOutcome) -> None:

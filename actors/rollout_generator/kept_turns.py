@@ -34,7 +34,7 @@ class _News:
 
     turns: list[CompletedTurn] = field(default_factory=list)
     then: Literal["goes_on", "left", "ended"] = "goes_on"
-    move: int = 0
+    placement_epoch: int = 0
     tokens: int = 0
     known: Callable[[], None] | None = None
 
@@ -91,11 +91,11 @@ class KeptTurns:
         self._running.pop(rollout, None)
         self._waiting.pop(rollout, None)
 
-    def leave(self, rollout: str, move: int, tokens: int, known: Callable[[], None]) -> None:
+    def leave(self, rollout: str, placement_epoch: int, tokens: int, known: Callable[[], None]) -> None:
         """The generator lets go of the rollout. ``known`` is called when the scheduler has its turns."""
         self._running.pop(rollout, None)
         news = self._news(rollout, "left", tokens)
-        news.move, news.known = move, known
+        news.placement_epoch, news.known = placement_epoch, known
 
     async def run(self) -> None:
         """Send what waits, in order, until cancelled."""
@@ -107,7 +107,7 @@ class KeptTurns:
                 rollout = next(iter(self._waiting))
                 news = self._waiting.pop(rollout)
                 message = TurnsCompleted(
-                    rollout, self._context.name, tuple(news.turns), news.then, news.move, news.tokens
+                    rollout, self._context.name, tuple(news.turns), news.then, news.placement_epoch, news.tokens
                 )
                 await link.send(message, on_ack=news.known)
             self._sent.set()

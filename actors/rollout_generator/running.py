@@ -21,11 +21,11 @@ from agent_rl.messages import RolloutRequest
 
 @dataclass(slots=True, eq=False)
 class Running:
-    """A rollout of this generator. ``move`` is that of its newest request."""
+    """A rollout of this generator. ``placement_epoch`` is that of its newest request."""
 
     rollout: str
     group: str
-    move: int
+    placement_epoch: int
     acks: list[Callable[[], None]]
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
     """Around the sampling."""
@@ -42,7 +42,7 @@ class RunningRollouts:
     def __init__(self) -> None:
         self._running: dict[str, Running] = {}
         self.orphans: dict[str, int] = {}
-        """Rollouts for which the present process of the scheduler has not asked, each with its move."""
+        """Rollouts for which the present process of the scheduler has not asked, each with its placement epoch."""
         self._ended_orphans: set[str] = set()
         self.leaving = False
         """The generator lets go of each rollout when its turn is complete."""
@@ -70,10 +70,10 @@ class RunningRollouts:
         while (running := self._running.get(request.rollout)) is not None:
             if not running.abandoned:
                 running.acks.append(ack)
-                running.move = max(running.move, request.move)
+                running.placement_epoch = max(running.placement_epoch, request.placement_epoch)
                 return None
             await running.ended.wait()
-        made = self._running[request.rollout] = Running(request.rollout, request.group, request.move, [ack])
+        made = self._running[request.rollout] = Running(request.rollout, request.group, request.placement_epoch, [ack])
         return made
 
     def end(self, running: Running) -> None:
@@ -90,7 +90,7 @@ class RunningRollouts:
 
     def orphaned(self) -> None:
         """The scheduler has a new process, which does not know what runs here."""
-        self.orphans = {each.rollout: each.move for each in self._running.values() if not each.abandoned}
+        self.orphans = {each.rollout: each.placement_epoch for each in self._running.values() if not each.abandoned}
         self._ended_orphans.clear()
 
     def cancel(self, groups: Collection[str]) -> None:
@@ -102,12 +102,12 @@ class RunningRollouts:
                 running.scope.cancel()
 
     def abandon(self, moved: Mapping[str, int]) -> int:
-        """These rollouts went to other generators with the requests of these moves. Returns how many this one had."""
+        """These rollouts went to other generators with the requests of these epochs. Returns how many this one had."""
         found = [
             running
-            for rollout, move in moved.items()
+            for rollout, epoch in moved.items()
             if (running := self._running.get(rollout)) is not None
-            and running.move < move
+            and running.placement_epoch < epoch
             and not (running.sampled or running.abandoned)
         ]
         for running in found:

@@ -262,7 +262,7 @@ class ServedRollout:
             found[number] = choice, int(turn.policies[-1, 1])
         return found
 
-    def begin_again(self) -> bool:
+    def replay_cut_replies(self) -> bool:
         """Whether a gateway was lost. Then the agent, started again, is given the turns that it was given, in the same
         order.
         """
@@ -438,7 +438,7 @@ class ServedRollout:
                 ask.part(TurnPart(number, "", "", *_NOTHING, (calling,)))
                 responses, records = await self._agent.answer(self.episode, calls)
                 for record in records:
-                    self.episode.called(record)
+                    self.episode.record_call(record)
                 places = iter(range(len(said.calls)))
                 answers_of = [next(places) if isinstance(call, ParsedCall) else -1 for call in calls]
                 pairs = zip(responses, answers_of, strict=True)
@@ -487,7 +487,7 @@ class ServedRollout:
                 record = ToolCallRecord(turn, call.name, "success", 0.0, 0.0, arguments=call.arguments)
             else:
                 record = ToolCallRecord(turn, "", "malformed", 0.0, 0.0, response=call.error)
-            self.episode.called(record)
+            self.episode.record_call(record)
 
     def conclude(self) -> None:
         """The rollout has ended: who waits for a turn hears of it."""

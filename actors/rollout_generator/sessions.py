@@ -86,7 +86,7 @@ class Sessions:
             self._log.warning("a session is dropped", rollout=request.rollout, why=why)
             return False
         outcome = HarnessOutcome("session ended", reward=session.reward)
-        episode.said([EnvironmentMessage(episode.turns, role, text) for role, text in told_of(outcome)])
+        episode.record_messages([EnvironmentMessage(episode.turns, role, text) for role, text in told_of(outcome)])
         episode.finish()
         return True
 

@@ -94,7 +94,7 @@ class TurnWriter:
         self._writing[strand.number] = strand
         try:
             turn, stopped = await self.agent.write(episode, strand, watch)
-            text = episode.wrote_text(*turn, stopped=stopped, strand=strand)
+            text = episode.append_turn(*turn, stopped=stopped, strand=strand)
             stopped = stopped and (watch is None or not watch.cut_at)
             conversation.wrote(strand, said(text), stopped=stopped)
             asked = plan.digests[-1], len(plan.digests)

@@ -152,7 +152,7 @@ class UserLoop:
                 except ToolsUnavailableError as error:
                     self._failure = error
                     await self._end()
-                self._episode.called(record)
+                self._episode.record_call(record)
                 return text
 
         return call

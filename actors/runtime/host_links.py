@@ -39,7 +39,7 @@ from agent_rl.messages import (
     SwapWanted,
     Wanted,
 )
-from agent_rl.messages.pipes import Doubt, Expect
+from agent_rl.messages.pipes import Expect, PresumedLost
 
 if TYPE_CHECKING:
     from actors.runtime.following import Follower
@@ -90,7 +90,7 @@ class HostLinks:
         lost = {*optional} - {*start.hosts}
         runs = {f"{role}.{number}" for role in start.topology.actors for number in start.topology.wanted(role)}
         named = [(host, name) for host in start.topology.hosts_in_use for name, _ in actor_nodes(start.topology, host)]
-        self._doubted = Doubt(tuple(name for host, name in named if host in lost or name not in runs))
+        self._presumed_lost = PresumedLost(tuple(name for host, name in named if host in lost or name not in runs))
         self._main_lost = False
 
     async def open(self, nursery: trio.Nursery, network: Network) -> None:
@@ -235,12 +235,12 @@ class HostLinks:
     def _doubt(self, actors: tuple[str, ...] | None = None) -> None:
         """These are not to be waited for; None: those of the document, and of a main host that is not heard."""
         if actors is None:
-            actors = self._doubted.actors if self._state is None else self._state.doubted
+            actors = self._presumed_lost.actors if self._state is None else self._state.doubted
         if self._main_lost:
             actors = (*actors, *self._of[self._start.main])
-        if self._doubted.actors != actors:
-            self._doubted = Doubt(actors)
-            self._tell_actors(self._doubted)
+        if self._presumed_lost.actors != actors:
+            self._presumed_lost = PresumedLost(actors)
+            self._tell_actors(self._presumed_lost)
 
     def _link_event(self, event: LinkEvent) -> None:
         from transport import KeyRefused, PeerBack, PeerGone, PeerLeft, PeerReplaced, PeerSilent
@@ -265,7 +265,7 @@ class HostLinks:
             self.news()
         elif peer == self._start.main and isinstance(event, PeerGone | PeerLeft | PeerBack):
             self._main_lost = not isinstance(event, PeerBack)
-            self._doubt(tuple(name for name in self._doubted.actors if name not in self._of[peer]))
+            self._doubt(tuple(name for name in self._presumed_lost.actors if name not in self._of[peer]))
         optional = bool(host) and self._start.topology.hosts[host].optional
         if not (isinstance(event, PeerSilent) and (optional or (state is not None and host in state.away))):
             self._handshake.link_event(event)  # else it is no mistake: it may come or go
@@ -282,11 +282,11 @@ class HostLinks:
         self._statuses.pop(actor, None)
         self.news()
 
-    def known(self) -> tuple[Doubt, Expect]:
+    def known(self) -> tuple[PresumedLost, Expect]:
         """What a new process is told first: who is not to be waited for, and all incarnations."""
-        return self._doubted, Expect(dict(self.incarnations))
+        return self._presumed_lost, Expect(dict(self.incarnations))
 
-    def _tell_actors(self, message: Doubt | Expect) -> None:
+    def _tell_actors(self, message: PresumedLost | Expect) -> None:
         for actor in self._processes.actors.values():
             actor.tell(message)
 

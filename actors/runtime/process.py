@@ -324,7 +324,7 @@ async def _watch_lifeline(
             case pipes.Expect():
                 for name, incarnation in message.incarnations.items():
                     node.expect(name, incarnation)
-            case pipes.Doubt():
+            case pipes.PresumedLost():
                 node.doubt(message.actors)
             case pipes.Go():
                 go.set()

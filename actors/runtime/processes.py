@@ -17,7 +17,7 @@ import trio
 from actors.runtime.change_rules import in_place
 from actors.runtime.children import ActorChild, start_child
 from actors.runtime.lifecycle import devices_for, drain_order
-from actors.runtime.reconcile import ENDING, Action, Ending, Fail, Life, Plan, Replaced, Say, Start, Word
+from actors.runtime.reconcile import ENDING, Action, Ending, Fail, Plan, ProcessLifecycle, Replaced, Say, Start, Word
 from actors.runtime.target import Target
 from agent_rl.config.full import resolved_text
 from agent_rl.config.placement import gpus_of_actor
@@ -36,7 +36,7 @@ FAILED_DRAIN_SECONDS = 10.0
 
 
 class Process:
-    """An actor of this host. ``incarnation`` is the number of the first process. ``added``: see `Life`."""
+    """An actor of this host. ``incarnation`` is the number of the first process. ``added``: see `ProcessLifecycle`."""
 
     def __init__(self, name: str, plan: Plan, kept: Processes, *, incarnation: int, added: bool = False) -> None:
         self.name, self.role = name, name.rpartition(".")[0]
@@ -44,7 +44,7 @@ class Process:
         self.gpus = gpus_of_actor(kept.topology, name)
         """The GPUs that its processes see alone, until the run ends; None: all that the host has."""
         self._stderr = log_directory(kept.topology.run.directory) / f"{name}.stderr"
-        self.life = Life(name, self.role, plan, incarnation, str(self._stderr), added=added)
+        self.life = ProcessLifecycle(name, self.role, plan, incarnation, str(self._stderr), added=added)
         self.child: ActorChild | None = None
         self._successor: ActorChild | None = None
         """A process that gets ready, or is ready, to take the place of ``child``."""
@@ -163,7 +163,7 @@ class Process:
             self._do(self.life.ready(trio.current_time()))
 
     def kill(self, reason: str = "", *, last: bool = False) -> None:
-        """Kill the process and its process group now. See `Life.kill`."""
+        """Kill the process and its process group now. See `ProcessLifecycle.kill`."""
         self._do(self.life.kill(reason, last=last))
 
     def stop(self, seconds: float) -> None:
@@ -171,7 +171,7 @@ class Process:
         self._do(self.life.stop(trio.current_time(), seconds))
 
     def given_up(self) -> None:
-        """Its role is not swapped back: see `Life.given_up`."""
+        """Its role is not swapped back: see `ProcessLifecycle.given_up`."""
         self._do(self.life.given_up())
 
     async def added(self) -> str:
@@ -180,7 +180,7 @@ class Process:
         return self._replaced.fault
 
     async def replaced(self, plan: Plan, *, beside: bool) -> Replaced:
-        """Let a process by this plan take the place of the present one. See `Life.replace`."""
+        """Let a process by this plan take the place of the present one. See `ProcessLifecycle.replace`."""
         self._settled = trio.Event()
         self._do(self.life.replace(plan, trio.current_time(), beside=beside))
         await self._settled.wait()

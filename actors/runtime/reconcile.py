@@ -62,7 +62,8 @@ TABLE: Mapping[State, Mapping[Event, tuple[State, ...]]] = {
     },
     "gone": {},
 }  # fmt: skip
-"""Where an event leads from a state; any other leaves the process in its state, or may. `Life` knows which it is."""
+"""Where an event leads from a state; any other leaves the process in its state, or may, as
+`ProcessLifecycle` knows."""
 
 
 @dataclass(frozen=True)
@@ -172,15 +173,17 @@ Action: TypeAlias = Start | Word | Say | Fail | Replaced | Signal
 P = ParamSpec("P")
 
 
-def _listed(method: Callable[Concatenate[Life, P], Iterator[Action]]) -> Callable[Concatenate[Life, P], list[Action]]:
+def _listed(
+    method: Callable[Concatenate[ProcessLifecycle, P], Iterator[Action]],
+) -> Callable[Concatenate[ProcessLifecycle, P], list[Action]]:
     @wraps(method)
-    def whole(self: Life, /, *args: P.args, **kwargs: P.kwargs) -> list[Action]:
+    def whole(self: ProcessLifecycle, /, *args: P.args, **kwargs: P.kwargs) -> list[Action]:
         return list(method(self, *args, **kwargs))
 
     return whole
 
 
-class Life:
+class ProcessLifecycle:
     """The process of one actor, from the first to the last. Times are seconds of one clock.
 
     Every event returns what is to be done, in order.
@@ -366,7 +369,7 @@ class Life:
 
     def _begin(self, now: float, word: str) -> Iterator[Action]:
         self.state = "starting"
-        if self._adopted is not None:
+        if self._adopted is not None and not self._successor:  # which was started by its own plan
             self._use(self._adopted)
             self._adopted = None
         self.failure = self.killed_for = self.spent = ""

@@ -2,7 +2,7 @@
 
 ::
 
-    supervisor    Expect, Doubt, Go -------> actor
+    supervisor    Expect, PresumedLost, Go -------> actor
     actor         Prepared ----------------> supervisor
     up            Order -------------------> up-host: the process that `agent-rl up` starts on a host
     up            Say, Stop, Kill, Alive --> up-host
@@ -23,7 +23,7 @@ class Expect:
 
 
 @dataclass(frozen=True, slots=True)
-class Doubt:
+class PresumedLost:
     """All the actors that are not to be waited for; those of an earlier message that are not among them are again."""
 
     actors: tuple[str, ...]

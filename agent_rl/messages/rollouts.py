@@ -189,15 +189,15 @@ class TurnsCompleted:
     """Turns of a running rollout, for the scheduler to keep until the rollout is done, and what the rollout does then.
 
     ``then``: it goes on with its next turn (``goes_on``); the generator leaves, and has let go of the rollout that the
-    request of this ``move`` asked for (``left``); the rollout is over (``ended``). ``tokens`` counts the rollout's
-    tokens, prompt included; 0: not known, or an end without a result.
+    request of this ``placement_epoch`` asked for (``left``); the rollout is over (``ended``). ``tokens`` counts the
+    rollout's tokens, prompt included; 0: not known, or an end without a result.
     """
 
     rollout: str
     generator: str
     turns: tuple[CompletedTurn, ...]
     then: Literal["goes_on", "left", "ended"] = "goes_on"
-    move: int = 0
+    placement_epoch: int = 0
     tokens: int = 0
 
 
@@ -205,8 +205,8 @@ class TurnsCompleted:
 class RolloutRequest:
     """Sample one rollout. Acknowledged when its Trajectory is.
 
-    The rollout goes on from the last of ``turns``. ``move`` counts how often it has left or lost its generator: of
-    several copies, the one of the highest move counts.
+    The rollout goes on from the last of ``turns``. ``placement_epoch`` counts how often it has left or lost its
+    generator: of several copies, the one of the highest epoch counts.
     """
 
     rollout: str
@@ -219,7 +219,7 @@ class RolloutRequest:
     sampling: Sampling
     seed: int
     turns: tuple[CompletedTurn, ...] = ()
-    move: int = 0
+    placement_epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +227,7 @@ class GroupsUnwanted:
     """Groups that were dropped, and rollouts that another generator has since theirs was lost.
 
     Every generator cancels the rollouts of ``groups``, and abandons those of ``moved`` whose request has a lower
-    ``move``. Groups and rollouts leave the lists once they are not in flight.
+    ``placement_epoch``. Groups and rollouts leave the lists once they are not in flight.
     """
 
     groups: tuple[str, ...]
@@ -365,7 +365,7 @@ class EngineLoad:
     """The current load of an engine, in tokens of KV cache and numbers of rollouts.
 
     Each new process of the generator has a higher ``incarnation``. ``orphans``: rollouts for a former process of the
-    scheduler, each with its move, until the present process asks for them or they end. Totals since the engine started:
+    scheduler, each with its epoch, until the present process asks for them or they end. Totals since the engine began:
     ``preempted`` turns, which lost their KV cache for want of room; ``cached_tokens`` of prompts that were found in the
     KV cache; ``prefilled_tokens``, which were computed. A load is sent when `news` changes; to others than the
     scheduler, when ``policy`` changes.

@@ -171,7 +171,7 @@ class Conversation:
             strand = plan.strand
             episode.give(said, plan.tokens, policy, strand)
         else:
-            episode.said(said)
+            episode.record_messages(said)
             strand = episode.branch(plan.strand, plan.shared, plan.tokens, policy, plan.cause)
         count = len(plan.digests)
         self._marked(plan.digests[-1], Mark(strand, count, len(strand.whole), asks=True, turn=Message("", "")))

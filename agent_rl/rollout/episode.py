@@ -2,9 +2,9 @@
 
 ::
 
-    Episode.tokens, .budget --engine--> Episode.wrote -> calls --tools--------> Episode.responded --> .tokens, ...
-                                                      -> none --environment---> Episode.observed ---> .tokens, ...
-                                                      -> none: ended
+    Episode.tokens --engine--> .append_turn --> .begin_calls --> calls --tools-------> .append_tool_results --> .tokens
+                                                             --> none --environment--> .append_observation ---> .tokens
+                                                             --> none: ended
 
 Tokens are only ever appended. Every token has its log-probability, the policy that sampled it, and a mask that says
 whether the model wrote it. `Episode.complete` gives each turn that is answered, and `Episode.resume` takes such turns
@@ -290,7 +290,7 @@ class Episode:
         tokens: list[int] = written.tolist()
         return self._chat.turn_text(tokens[:-1] if tokens[-1] in self._chat.stop_tokens else tokens)
 
-    def wrote_text(
+    def append_turn(
         self,
         tokens: Int32Vector,
         logprobs: Float32Vector,
@@ -309,14 +309,11 @@ class Episode:
             self.ended = "truncated"
         return text
 
-    def wrote(
-        self, tokens: Int32Vector, logprobs: Float32Vector, policies: Int32Matrix, *, stopped: bool
-    ) -> tuple[AnyCall, ...]:
-        """Append a turn as `wrote_text` does, and return the calls to answer.
+    def begin_calls(self, text: str) -> tuple[AnyCall, ...]:
+        """The calls of the turn, which are to be answered now.
 
         When there are none and the rollout has not ended, the environment answers the turn.
         """
-        text = self.wrote_text(tokens, logprobs, policies, stopped=stopped)
         if self.ended:
             return ()
         calls = self._chat.sound_calls(text)
@@ -343,7 +340,7 @@ class Episode:
         stop: frozenset[int],
         strand: Strand | None = None,
     ) -> str:
-        """Why a turn from an engine is not valid, shapes as of `wrote`; empty if it is. ``stop``: the stop tokens."""
+        """Why a turn from an engine, shapes as of `append_turn`, is not valid; or nothing. ``stop``: stop tokens."""
         count = len(tokens)
         if tokens.shape != (count,) or logprobs.shape != (count,) or policies.shape != (count, 2):
             return f"shapes {tokens.shape}, {logprobs.shape} and {policies.shape}, not [n], [n] and [n, 2]"
@@ -364,7 +361,9 @@ class Episode:
             return "a turn whose versions fall"
         return ""
 
-    def responded(self, responses: Sequence[str], records: Sequence[ToolCallRecord], policy: PolicyVersion) -> None:
+    def append_tool_results(
+        self, responses: Sequence[str], records: Sequence[ToolCallRecord], policy: PolicyVersion
+    ) -> None:
         """Append the turn's tool responses, in the order of the calls. The rollout ends if they exceed the budget."""
         self._records.extend(records)
         tokens = self._chat.response_tokens(responses, self._calls)
@@ -372,7 +371,7 @@ class Episode:
             tokens = [self._chat.end_of_turn, *tokens]
         self._append_given(tokens, policy)
 
-    def observed(self, answer: TurnObserved, policy: PolicyVersion) -> None:
+    def append_observation(self, answer: TurnObserved, policy: PolicyVersion) -> None:
         """Take in the environment's answer to the turn. After the last turn that is allowed, no tokens are appended."""
         self.state = answer.state
         if answer.done or not self.may_go_on:
@@ -393,11 +392,11 @@ class Episode:
         self._replies.extend(messages)
         self._append_given(tokens, policy, strand)
 
-    def said(self, messages: Sequence[EnvironmentMessage]) -> None:
+    def record_messages(self, messages: Sequence[EnvironmentMessage]) -> None:
         """Record messages whose tokens a branch has."""
         self._replies.extend(messages)
 
-    def called(self, record: ToolCallRecord) -> None:
+    def record_call(self, record: ToolCallRecord) -> None:
         """Record a tool call of a user's own loop."""
         self._records.append(record)
 

@@ -53,7 +53,7 @@ class Places:
         self._dropped: frozenset[str] = frozenset()
         self._unwanted: set[str] = set()
         self._copies: dict[str, int] = {}
-        """The rollouts in flight that a lost generator may still run, each with the move of its request."""
+        """The rollouts in flight that a lost generator may still run, each with the placement epoch of its request."""
         self._announced = Unwanted(())
         self._changed = False
         """Whether there may be something to announce."""
@@ -92,7 +92,7 @@ class Places:
         place.generator, place.promised = generator, promised
         self.waiting -= 1
         if place.lost_by not in {"", generator}:
-            self._copies[rollout] = place.request.move
+            self._copies[rollout] = place.request.placement_epoch
             self._changed = True
 
     def move(self, place: Place, *, lost: bool) -> None:
@@ -100,7 +100,7 @@ class Places:
         self._forget_copy(place)
         place.lost_by = place.generator if lost else ""
         place.generator, place.promised, place.result = "", 0.0, True
-        place.request = replace(place.request, move=place.request.move + 1)
+        place.request = replace(place.request, placement_epoch=place.request.placement_epoch + 1)
         self.waiting += 1
 
     def remove(self, place: Place) -> None:

@@ -82,7 +82,7 @@ class GroupScheduler:
         """
         self._awaited = set(awaited)
         self._running_at: dict[str, tuple[str, int]] = {}
-        """Before the answer of the filter: where the rollouts of a former process run, and their moves."""
+        """Before the answer of the filter: where the rollouts of a former process run, and their placement epochs."""
         self._policy = Guarded(WorstCase() if policy is None else policy, fault)
         self._now = now
         self._kept = KeptTurns(0) if kept is None else kept
@@ -144,7 +144,7 @@ class GroupScheduler:
     def engine_load(self, load: EngineLoad) -> list[Instruction]:
         """An engine reported its load. A new engine joins, and a new process has lost what its predecessor had."""
         if not self._ready:
-            self._running_at.update({rollout: (load.generator, move) for rollout, move in load.orphans.items()})
+            self._running_at.update({rollout: (load.generator, epoch) for rollout, epoch in load.orphans.items()})
         instructions: list[Instruction] = []
         if self._members.news(load):
             instructions = self._lost(load.generator, gone=self._members.report(load))
@@ -201,7 +201,7 @@ class GroupScheduler:
                 self._policy.turn_ended(rollout, self._context(place.request), self._now())
             case "ended":
                 place.result = completed.tokens > 0
-            case "left" if completed.move == place.request.move:  # else an earlier copy was let go of
+            case "left" if completed.placement_epoch == place.request.placement_epoch:  # no earlier copy
                 self._members.free(place.generator, place.promised)
                 self._move(place, lost=False)
         return self._decide()
@@ -315,10 +315,10 @@ class GroupScheduler:
         """Place what generators run for a former process of the scheduler where it runs, whatever their room."""
         running_at, self._running_at = self._running_at, {}
         placed: list[Instruction] = []
-        for rollout, (generator, move) in running_at.items():
+        for rollout, (generator, epoch) in running_at.items():
             place = self._places.get(rollout)
             if place is not None and not place.generator and generator in self._members:
-                place.request = replace(place.request, move=move)
+                place.request = replace(place.request, placement_epoch=epoch)
                 placed += self._place([base.Placement(rollout, generator)])
                 self._policy.turn_placed(rollout, generator, self._now())
         return placed

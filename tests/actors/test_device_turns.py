@@ -14,7 +14,7 @@ import trio
 from structlog.testing import capture_logs
 
 from actors.engines.base import EngineRefusedError
-from actors.learner.learner import DeviceTurns, awake
+from actors.learner.learner import DeviceTurns, still_on_device
 from actors.rollout_generator import RolloutGenerator
 from actors.rollout_generator.serving import sleeper, still_asleep
 from actors.rollout_generator.starting import RolloutGeneratorSettings, make_engine
@@ -54,8 +54,8 @@ def test_an_engine_sleeps_while_the_learner_of_its_device_trains_and_is_there() 
 
 def test_the_learner_trains_beside_none_but_engines_that_are_there_and_awake() -> None:
     named = ("g.0", "g.1", "g.2")
-    assert awake(named, gone=(), sharing=("g.0", "g.2")) == ("g.0", "g.2")
-    assert awake(("g.0",), gone=("g.0",), sharing=named) == awake((), gone=(), sharing=named) == ()
+    assert still_on_device(named, gone=(), sharing=("g.0", "g.2")) == ("g.0", "g.2")
+    assert still_on_device(("g.0",), gone=("g.0",), sharing=named) == still_on_device((), gone=(), sharing=named) == ()
 
 
 class Turns:

@@ -290,7 +290,7 @@ async def check_all_that_was_sampled_is_trained(folder: Path, engine: str) -> No
         chat_format = Calls
 
         def make_episode(self, request: RolloutRequest) -> Episode:
-            notes.moved |= {request.rollout} if request.move else set()
+            notes.moved |= {request.rollout} if request.placement_epoch else set()
             return super().make_episode(request)
 
         def _make_engine(self, *given: Any) -> Engine:

@@ -14,8 +14,10 @@ from actors.rollout_generator.running import Running, RunningRollouts
 from agent_rl_contract.builders import request
 
 
-async def asked(rollouts: RunningRollouts, rollout: str, acknowledged: list[str], *, move: int = 0) -> Running | None:
-    wanted = replace(request(), rollout=rollout, move=move)
+async def asked(
+    rollouts: RunningRollouts, rollout: str, acknowledged: list[str], *, placement_epoch: int = 0
+) -> Running | None:
+    wanted = replace(request(), rollout=rollout, placement_epoch=placement_epoch)
     return await rollouts.begin(wanted, lambda: acknowledged.append(rollout))
 
 
@@ -27,14 +29,14 @@ async def begun(*given: Any, **more: Any) -> Running:
 
 async def test_an_orphan_that_is_asked_for_goes_on() -> None:
     rollouts, acknowledged = RunningRollouts(), list[str]()
-    running = await begun(rollouts, "a", acknowledged, move=2)
+    running = await begun(rollouts, "a", acknowledged, placement_epoch=2)
     rollouts.orphaned()
     assert rollouts.orphans == {"a": 2}
-    assert await asked(rollouts, "a", acknowledged, move=2) is None
+    assert await asked(rollouts, "a", acknowledged, placement_epoch=2) is None
     assert (rollouts.orphans, acknowledged) == ({}, [])
     rollouts.end(running)
     assert acknowledged == ["a", "a"]
-    assert await asked(rollouts, "a", acknowledged, move=3) is not None
+    assert await asked(rollouts, "a", acknowledged, placement_epoch=3) is not None
 
 
 async def test_an_orphan_that_ended_before_it_was_asked_for_is_acknowledged_and_not_run_again() -> None:
@@ -50,8 +52,8 @@ async def test_an_orphan_that_ended_before_it_was_asked_for_is_acknowledged_and_
 
 async def test_a_rollout_is_abandoned_for_a_later_request_alone_and_returns_when_it_is_over_here() -> None:
     rollouts, acknowledged = RunningRollouts(), list[str]()
-    running = await begun(rollouts, "a", acknowledged, move=2)
-    assert [rollouts.abandon({"a": move, "b": 9}) for move in (1, 2)] == [0, 0]
+    running = await begun(rollouts, "a", acknowledged, placement_epoch=2)
+    assert [rollouts.abandon({"a": epoch, "b": 9}) for epoch in (1, 2)] == [0, 0]
     running.sampled = True
     assert (rollouts.abandon({"a": 3}), running.scope.cancel_called, rollouts.sampling) == (0, False, 0)
     running.sampled = False
@@ -62,14 +64,19 @@ async def test_a_rollout_is_abandoned_for_a_later_request_alone_and_returns_when
     returned: list[Running] = []
 
     async def returns() -> None:
-        returned.append(await begun(rollouts, "a", acknowledged, move=4))
+        returned.append(await begun(rollouts, "a", acknowledged, placement_epoch=4))
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(returns)
         await wait_all_tasks_blocked()
         assert not returned
         rollouts.end(running)
-    assert (returned[0].move, acknowledged, rollouts.abandon({"a": 4}), rollouts.sampling) == (4, ["a"], 0, 1)
+    assert (returned[0].placement_epoch, acknowledged, rollouts.abandon({"a": 4}), rollouts.sampling) == (
+        4,
+        ["a"],
+        0,
+        1,
+    )
 
 
 async def test_dropped_groups_end() -> None:
@@ -85,7 +92,7 @@ async def test_the_scheduler_hears_how_each_rollout_goes_on_with_all_its_turns_i
     acks = list[Any]()
 
     async def send(message: Any, *, on_ack: Any) -> None:
-        sent.append((message.rollout, message.turns, message.then, message.move, message.tokens))
+        sent.append((message.rollout, message.turns, message.then, message.placement_epoch, message.tokens))
         acks.append(on_ack)
         await trio.sleep(1)
 

@@ -305,17 +305,17 @@ async def test_an_agent_that_is_started_again_after_a_cut_reply_gets_its_turns_i
     async with agent() as at:
         await at.says("Go.")
         await at.says("Go.")
-        assert not at.rollout.begin_again()
+        assert not at.rollout.replay_cut_replies()
         asked = at.asked("Other.", streams=True)
         assert not (await at.rollout.answer(asked)).done
         await trio.sleep(2)
         assert at.rollout.cut
-        assert not at.rollout.begin_again(), "the agent may have left by itself"
+        assert not at.rollout.replay_cut_replies(), "the agent may have left by itself"
         at.rollout.disturbed.set()
-        assert at.rollout.begin_again()
+        assert at.rollout.replay_cut_replies()
         texts = [(await at.says(words)).choices[0].content for words in ("Go.", "Go.", "Other.", "Go.")]
         assert texts == ["turn number 1.", "turn number 2..", "turn number 3...", "turn number 4...."]
-        assert not at.rollout.begin_again()
+        assert not at.rollout.replay_cut_replies()
 
 
 @asynccontextmanager

@@ -14,7 +14,7 @@ import trio
 from agent_rl import messages
 from agent_rl.figures import ActorFigures
 from agent_rl.messages import ActorReport, ActorStatus, Observed, RoleWanted, StopWanted, Wanted
-from agent_rl.messages.pipes import Doubt
+from agent_rl.messages.pipes import PresumedLost
 from agent_rl.records.run_directory import read_end
 from tests.actors.runtime.virtual_run import World, ignore, swap, world
 from transport import CallFailed, Node, PeerLost, Registry
@@ -228,7 +228,7 @@ async def test_actors_of_a_host_that_is_not_heard_are_doubted_by_those_of_others
         world.start("b")
         await trio.sleep(10.0)
         for child in world.children[:3]:
-            doubts = [each.actors for each in child.told if isinstance(each, Doubt)]
+            doubts = [each.actors for each in child.told if isinstance(each, PresumedLost)]
             assert child.host == "b" or doubts == [(), ("second.1",), ()]
 
 

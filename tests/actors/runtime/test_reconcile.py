@@ -21,8 +21,8 @@ from actors.runtime.reconcile import (
     Ending,
     Event,
     Fail,
-    Life,
     Plan,
+    ProcessLifecycle,
     Replaced,
     RestartBudget,
     Say,
@@ -56,7 +56,7 @@ class Lives(RuleBasedStateMachine):
     @initialize(added=st.booleans())
     def begin(self, added: bool) -> None:
         self.now, self.plans, self.added = 0.0, 0, added
-        self.life = Life("a.0", "a", plan("first", restarts=6), 7, "log", added=added)
+        self.life = ProcessLifecycle("a.0", "a", plan("first", restarts=6), 7, "log", added=added)
         self.asked = int(added)
         """How many answers are due."""
         self.running: Start | None = None
@@ -188,8 +188,8 @@ TestLives = Lives.TestCase
 TestLives.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 
 
-def a_life(*, added: bool = False, restarts: int = 2) -> Life:
-    life = Life("a.0", "a", plan("first", restarts), 7, "log", added=added)
+def a_life(*, added: bool = False, restarts: int = 2) -> ProcessLifecycle:
+    life = ProcessLifecycle("a.0", "a", plan("first", restarts), 7, "log", added=added)
     life.start(0.0)
     return life
 
@@ -204,7 +204,7 @@ FIRST, OTHER = plan("first"), plan("other")
 
 def test_every_event_in_every_state_leads_where_the_table_says() -> None:
     """All orders of a few events: no other state follows, and each that the table names is reached."""
-    happens: dict[Event, Callable[[Life, float], object]] = {
+    happens: dict[Event, Callable[[ProcessLifecycle, float], object]] = {
         "start": lambda life, now: life.start(now) if life.state == "idle" else [],
         "stop": lambda life, now: life.stop(now, DRAIN),
         "kill for good": lambda life, now: life.kill(last=True) and now,
@@ -220,7 +220,7 @@ def test_every_event_in_every_state_leads_where_the_table_says() -> None:
     seen: dict[tuple[State, Event], set[State]] = {}
     for added in (False, True):
         for order in product(events, repeat=3):
-            life, now = Life("a.0", "a", plan("first", restarts=0), 7, "log", added=added), 0.0
+            life, now = ProcessLifecycle("a.0", "a", plan("first", restarts=0), 7, "log", added=added), 0.0
             for event in order if order[0] in TABLE["idle"] else ("start", *order):
                 before: State = life.state
                 now += 1.0

@@ -72,7 +72,7 @@ async def test_actors_of_a_lost_host_are_doubted_until_its_supervisor_is_heard(t
         assert state.doubted == doubted
 
 
-async def test_replicas_that_are_not_to_run_and_optional_hosts_that_were_never_heard_are_doubted(
+async def test_replicas_that_are_not_to_run_and_optional_hosts_that_were_never_heard_are_presumed_lost(
     tmp_path: Path,
 ) -> None:
     state = state_of(tmp_path, "actors.y.start=1", "hosts.b.optional=true")

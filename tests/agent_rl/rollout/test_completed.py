@@ -69,7 +69,7 @@ def episode(**sampling: Any) -> Episode:
 
 def play(into: Episode, each: dict[str, Any]) -> None:
     """One turn, with its answer."""
-    calls = into.wrote(**each["turn"])
+    calls = into.begin_calls(into.append_turn(**each["turn"]))
     policy = PolicyVersion(*each["policy"])
     if calls:
         answers = (each["answers"] * 2)[: len(calls)]
@@ -77,10 +77,10 @@ def play(into: Episode, each: dict[str, Any]) -> None:
             ToolCallRecord(into.turns, "t", "success", 0.1, 0.2, arguments={"a": [1]}, response=a) for a in answers
         ]
         into.tool_states.update(each["states"])
-        into.responded(answers, records, policy)
+        into.append_tool_results(answers, records, policy)
     else:
         answered = tuple(EnvironmentMessage(into.turns, "user", answer) for answer in each["answers"])
-        into.observed(TurnObserved(answered, each["state"]), policy)
+        into.append_observation(TurnObserved(answered, each["state"]), policy)
 
 
 def same(one: Trajectory, other: Trajectory) -> bool:

@@ -113,11 +113,13 @@ def test_a_turn_that_was_ended_is_followed_by_the_token_that_ends_turns() -> Non
     episode = Episode(builders.request(), chat)
     tokens = np.array(chat.encode(BLOCK), np.int32)
     episode.strands[0].limited = True  # as the agent loop says of a turn that it ended
-    [call] = episode.wrote(
-        tokens, np.zeros(len(tokens), np.float32), np.zeros((len(tokens), 2), np.int32), stopped=False
+    [call] = episode.begin_calls(
+        episode.append_turn(
+            tokens, np.zeros(len(tokens), np.float32), np.zeros((len(tokens), 2), np.int32), stopped=False
+        )
     )
     assert isinstance(call, ParsedCall)
-    episode.responded(["42"], [], PolicyVersion(1, 0))
+    episode.append_tool_results(["42"], [], PolicyVersion(1, 0))
     said = [("assistant", BLOCK), ("user", "```output\n42\n```")]
     whole = [*chat.messages(episode.request.problem), *({"role": role, "content": text} for role, text in said)]
     assert chat.decode(episode.tokens) == chat.render(whole, generate=True)

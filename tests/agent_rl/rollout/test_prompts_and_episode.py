@@ -132,10 +132,10 @@ def test_a_tokenizer_without_a_template_for_all_turns_is_refused(template: str |
 
 def test_an_episode_calls_a_tool_reads_and_answers(chat: ChatFormat) -> None:
     episode = Episode(builders.request(), chat)
-    (call,) = episode.wrote(**turn(chat, CALL, version=3))
+    (call,) = episode.begin_calls(episode.append_turn(**turn(chat, CALL, version=3)))
     assert call == ParsedCall("python_code_with_standard_io", {"code": "print(2+2)", "input": ""})
-    episode.responded(["4"], [builders.call()], PolicyVersion(1, 4))
-    assert episode.wrote(**turn(chat, ANSWER, version=5)) == ()
+    episode.append_tool_results(["4"], [builders.call()], PolicyVersion(1, 4))
+    assert episode.begin_calls(episode.append_turn(**turn(chat, ANSWER, version=5))) == ()
     assert episode.ended == "finished"
     made = episode.trajectory(generator="g", seconds=1.0)
     assert (made.status, made.turns, len(made.transcript.calls)) == ("finished", 2, 1)
@@ -154,9 +154,9 @@ def test_an_episode_calls_a_tool_reads_and_answers(chat: ChatFormat) -> None:
 def test_a_trajectory_counts_the_tags_of_its_whole_response(chatml: tuple[Any, ChatFormat]) -> None:
     _, chat = chatml
     episode = Episode(builders.request(sampling=Sampling(1.0, 1000, 3)), chat)
-    episode.wrote(**turn(chat, f"{CALL}\n{CALL}"))
-    episode.responded(["4", "no Error"], [builders.call(), builders.call()], PolicyVersion(1, 4))
-    episode.wrote(**turn(chat, f"{ANSWER} <answer>"))
+    episode.begin_calls(episode.append_turn(**turn(chat, f"{CALL}\n{CALL}")))
+    episode.append_tool_results(["4", "no Error"], [builders.call(), builders.call()], PolicyVersion(1, 4))
+    episode.begin_calls(episode.append_turn(**turn(chat, f"{ANSWER} <answer>")))
     tags = episode.trajectory(generator="g", seconds=1.0).tags
     assert tags == TagCounts(2, 1, answers_opened=2, answers_closed=1, answers=1, turns=1)
 
@@ -173,10 +173,10 @@ def test_a_call_that_no_turn_can_follow_ends_the_rollout(
     chat: ChatFormat, sampling: Sampling, changes: dict[str, Any], response: str | None, ended: str
 ) -> None:
     episode = Episode(builders.request(sampling=sampling), chat)
-    calls = episode.wrote(**{**turn(chat, CALL), **changes})
+    calls = episode.begin_calls(episode.append_turn(**{**turn(chat, CALL), **changes}))
     before = len(episode.tokens)
     if response is not None:
-        episode.responded([response], [builders.call()], PolicyVersion(1, 0))
+        episode.append_tool_results([response], [builders.call()], PolicyVersion(1, 0))
     assert (len(calls), episode.ended, len(episode.tokens)) == (response is not None, ended, before)
     assert len(episode.trajectory(generator="g", seconds=1.0).transcript.calls) == (response is not None)
 
@@ -205,7 +205,7 @@ def test_only_what_was_truncated_says_that_its_prompt_was_long(chat: ChatFormat)
     longest = len(chat.prompt_tokens(builders.problem())) + 60
     for text, stopped, status in ((ANSWER, True, "finished"), (ANSWER, False, "truncated")):
         episode = Episode(builders.request(sampling=Sampling(1.0, 200, 3)), chat, longest)
-        episode.wrote(**{**turn(chat, text), "stopped": stopped})
+        episode.begin_calls(episode.append_turn(**{**turn(chat, text), "stopped": stopped}))
         made = episode.trajectory(generator="g", seconds=0.0)
         assert made.status == status
         assert ("leaves 60 of 200 response tokens" in made.reason) is (status == "truncated")
@@ -257,7 +257,7 @@ def test_an_answer_that_leaves_the_model_no_token_ends_the_rollout(
 ) -> None:
     for longest in (None, len(chat.prompt_tokens(builders.problem())) + 30):
         episode = Episode(builders.request(sampling=Sampling(1.0, 40, 9)), chat, longest)
-        episode.wrote_text(**turn(chat, "1"))
+        episode.append_turn(**turn(chat, "1"))
         episode.give((), [5] * (episode.budget - left), PolicyVersion(0, 0))
         assert (episode.ended, episode.turns) == (ended, 1)
 

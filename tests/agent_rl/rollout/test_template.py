@@ -87,14 +87,14 @@ def test_an_episode_is_token_for_token_what_the_template_makes_of_the_whole(
     for number, codes in enumerate(turns):
         ids = f"turn{number}abc"
         messages.append(asked(*codes, content=content, ids=ids))
-        calls = episode.wrote(**turn(chat, written(tokenizer, chat, messages)))
+        calls = episode.begin_calls(episode.append_turn(**turn(chat, written(tokenizer, chat, messages))))
         assert [call.arguments["code"] for call in calls if isinstance(call, ParsedCall)] == list(codes)
         results = [f'{{"a": {code!r}}}\n' for code in codes]
-        episode.responded(results, [builders.call() for _ in codes], PolicyVersion(1, 0))
+        episode.append_tool_results(results, [builders.call() for _ in codes], PolicyVersion(1, 0))
         messages += answered(*results, ids=ids)
         assert episode.tokens == whole(tokenizer, messages)
     messages.append({"role": "assistant", "content": f"{content}\\boxed{{4}}"})
-    assert episode.wrote(**turn(chat, written(tokenizer, chat, messages))) == ()
+    assert episode.begin_calls(episode.append_turn(**turn(chat, written(tokenizer, chat, messages)))) == ()
     assert episode.ended == "finished"
     assert episode.transcript.texts[-1].strip() == messages[-1]["content"]
     assert episode.transcript.texts[0].startswith(content)
@@ -110,7 +110,7 @@ def test_a_prefill_is_part_of_the_prompt_and_of_the_turns_text() -> None:
     assert chat.prefill == "<think>\n"
     assert chat.decode(chat.prompt_tokens(PROBLEM)).endswith("<|im_start|>assistant\n<think>\n")
     episode = Episode(builders.request(problem=PROBLEM), chat)
-    episode.wrote(**turn(chat, "hm\n</think>4"))
+    episode.begin_calls(episode.append_turn(**turn(chat, "hm\n</think>4")))
     assert episode.transcript.texts == ("<think>\nhm\n</think>4",)
 
 
@@ -121,8 +121,8 @@ def test_a_template_that_leaves_out_reasoning_is_rendered_turn_by_turn_and_named
     episode = Episode(builders.request(problem=PROBLEM, sampling=Sampling(1.0, 5000, 9)), chat)
     before = episode.tokens
     first = [*chat.encode("hm\n</think>" + call_text("print(1)")), chat.end_of_turn]
-    episode.wrote(**turn(chat, first))
-    episode.responded(["1"], [builders.call()], PolicyVersion(1, 0))
+    episode.begin_calls(episode.append_turn(**turn(chat, first)))
+    episode.append_tool_results(["1"], [builders.call()], PolicyVersion(1, 0))
     assert episode.tokens[: len(before) + len(first)] == [*before, *first], "the model's own tokens have changed"
     end = chat.decode(episode.tokens[len(before) + len(first) :])
     assert end == "\n<|im_start|>user\n<tool_response>\n1\n</tool_response><|im_end|>\n<|im_start|>assistant\n<think>\n"
@@ -180,12 +180,12 @@ def test_calls_beyond_the_limit_of_a_turn_are_answered_by_one_error() -> None:
     request = builders.request(problem=PROBLEM, sampling=Sampling(1.0, 5000, 9))
     for limit, texts in ((2, 2), (4, 4), (None, 4)):
         episode = Episode(request, chat, calls_per_turn=limit)
-        calls = episode.wrote(**turn(chat, "".join(map(call_text, "1234"))))
+        calls = episode.begin_calls(episode.append_turn(**turn(chat, "".join(map(call_text, "1234")))))
         assert [call.arguments["code"] for call in calls if isinstance(call, ParsedCall)] == list("1234")[:texts]
         errors = [call.error for call in calls if isinstance(call, MalformedCall)]
         assert len(errors) == (limit == 2)
         assert all("may make 2 tool calls, and this turn made 4" in error for error in errors)
-        episode.responded(["x"] * len(calls), [builders.call() for _ in calls], PolicyVersion(1, 0))
+        episode.append_tool_results(["x"] * len(calls), [builders.call() for _ in calls], PolicyVersion(1, 0))
         assert chat.decode(episode.tokens).count("<tool_response>\nx") == len(calls)
 
 

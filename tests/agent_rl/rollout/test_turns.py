@@ -58,9 +58,9 @@ def test_an_episode_ends_where_the_environment_ends_it_or_at_its_limits(chat: Ch
         (answered("higher"), 3, None),
     ):
         episode = Episode(builders.request(sampling=Sampling(1.0, 100, limit)), chat, observes=True)
-        episode.wrote(**turn(chat, "10"))
+        episode.begin_calls(episode.append_turn(**turn(chat, "10")))
         length = len(episode.tokens)
-        episode.observed(answer, POLICY)
+        episode.append_observation(answer, POLICY)
         assert episode.ended == status
         assert (len(episode.tokens) == length) is (status is not None)  # what no turn follows is not appended
         assert len(episode.transcript.replies) == len(answer.messages)
@@ -135,7 +135,7 @@ def write(
     episode: Episode, conversation: Conversation, chat: ChatFormat, messages: list[dict[str, str]], text: str
 ) -> dict[str, str]:
     strand = opened(conversation, messages)
-    said = episode.wrote_text(**turn(chat, text), strand=strand)
+    said = episode.append_turn(**turn(chat, text), strand=strand)
     conversation.wrote(strand, Message("assistant", said), stopped=True)
     return {"role": "assistant", "content": said}
 

@@ -110,7 +110,7 @@ class Fleet(RuleBasedStateMachine):
         request = place.request
         name, rollout, missing = place.generator, request.rollout, self.wanted[request.rollout]
         assert rollout not in self.places
-        assert request.move == self.moves.get(rollout, 0)
+        assert request.placement_epoch == self.moves.get(rollout, 0)
         assert request.seed == rollout_seed(0, request.group, request.sample, request.attempt)
         assert (request.sample, request.attempt) == (missing.sample, missing.attempt)
         turns = self.scheduler.with_turns(request).turns
@@ -123,7 +123,7 @@ class Fleet(RuleBasedStateMachine):
             assert engine.total - NEED * len(self.at(name)) >= NEED
         self.places[rollout] = place
         if self.lost_at.pop(rollout, name) != name:
-            self.moved[rollout] = request.move
+            self.moved[rollout] = request.placement_epoch
 
     def answer(self):
         """The filter says what is unfinished: groups that were recorded, and samples that have not ended."""
@@ -218,7 +218,10 @@ class Fleet(RuleBasedStateMachine):
         name = NAMES[NAMES.index(place.generator) - elsewhere]
         if not elsewhere:
             self.turns[rollout] = chain
-        self.do("turns_completed", TurnsCompleted(rollout, name, tuple(chain[-1:]), "goes_on", place.request.move))
+        self.do(
+            "turns_completed",
+            TurnsCompleted(rollout, name, tuple(chain[-1:]), "goes_on", place.request.placement_epoch),
+        )
 
     @precondition(lambda self: self.places)
     @rule(at=st.lists(st.integers(0, 20), min_size=1, max_size=3), again=st.booleans())

@@ -50,9 +50,9 @@ class Leaving(World):
         super().__init__(policy=self.policy, algorithm=algorithm, kept=KeptTurns(10**6))
         self.begin(A, B)
 
-    def leaves(self, count: int, move: int = 0) -> None:
+    def leaves(self, count: int, placement_epoch: int = 0) -> None:
         """A lets go of the rollout after its turn of this number."""
-        self.turns_completed(TurnsCompleted(ROLLOUT, A, history(*range(1, count + 1)), "left", move))
+        self.turns_completed(TurnsCompleted(ROLLOUT, A, history(*range(1, count + 1)), "left", placement_epoch))
 
     @property
     def counts(self) -> tuple[int, int, int]:
@@ -77,7 +77,7 @@ def test_a_rollout_whose_generator_leaves_goes_on_elsewhere_with_all_turns():
     world.policy.engine = B
     world.engine_load(builders.engine_load(B, used=100))
     last = world.place(ROLLOUT)
-    assert (last.generator, last.request.move, world.counts) == (B, 1, (2, 0, 1))
+    assert (last.generator, last.request.placement_epoch, world.counts) == (B, 1, (2, 0, 1))
     assert [turn.number for turn in world.scheduler.with_turns(last.request).turns] == [1, 2]
     assert world.scheduler.acknowledged(first) == [], "the former generator's acknowledgement is no trajectory"
     assert world.counts == (2, 0, 1)
@@ -94,7 +94,7 @@ def test_a_rollout_that_returns_from_its_lost_generator_and_is_let_go_of_is_aban
     assert world.told == [Unwanted((), {ROLLOUT: 1, OTHER: 1})]
     world.turns_completed(TurnsCompleted(ROLLOUT, B, history(1), "left", 1))
     assert world.told[-1] == Unwanted((), {OTHER: 1})
-    assert (world.place(ROLLOUT).generator, world.place(ROLLOUT).request.move) == (B, 2)
+    assert (world.place(ROLLOUT).generator, world.place(ROLLOUT).request.placement_epoch) == (B, 2)
 
 
 def test_a_rollout_of_a_dropped_group_that_is_let_go_of_does_not_go_on():
@@ -111,7 +111,7 @@ def test_an_earlier_copy_that_is_let_go_of_changes_nothing():
     world = Leaving()
     world.leaves(1)
     placed = world.place(ROLLOUT)
-    assert placed.request.move == 1
+    assert placed.request.placement_epoch == 1
     world.leaves(1)
     assert world.place(ROLLOUT) is placed
     assert world.scheduler.current(placed)

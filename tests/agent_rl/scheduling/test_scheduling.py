@@ -160,7 +160,7 @@ def test_who_takes_no_rollouts_keeps_what_it_has_and_who_is_lost_gives_it_to_oth
         world.finish(world.place(world.at("b")[0]))
     after = [world.place(rollout).request for rollout in world.at("b")]
     if leaves == "engine_gone":
-        assert after == [replace(request, move=1) for request in before]
+        assert after == [replace(request, placement_epoch=1) for request in before]
     assert world.scheduler.figures.rollouts_moved == 5 * (leaves == "engine_gone")
     world.engine_heard("a")
     world.engine_load(builders.engine_load("a", max_rollouts=6))

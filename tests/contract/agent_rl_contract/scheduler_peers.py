@@ -89,7 +89,9 @@ class Peers:
                 await trio.sleep(self._seconds(message))
                 self._count(name)
                 if self._tokens is not None:
-                    ended = TurnsCompleted(message.rollout, name, (), "ended", message.move, self._tokens(message))
+                    ended = TurnsCompleted(
+                        message.rollout, name, (), "ended", message.placement_epoch, self._tokens(message)
+                    )
                     known = trio.Event()
                     await self.stage[name].push(TURNS, SCHEDULER).send(ended, on_ack=known.set)
                     await known.wait()
