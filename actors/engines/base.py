@@ -61,6 +61,9 @@ class TurnRequest:
     raises, calls have ended. It must return soon and raise nothing. An engine may ignore it: then the caller takes all
     tokens from the result, so compare what was told with the result.
     """
+    keeps_cache: bool = False
+    """Whether the KV cache stays when the turn is cancelled, since the rollout goes on from a part of it. The caller
+    then calls `Engine.release` in the end. An engine may ignore it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

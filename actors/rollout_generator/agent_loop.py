@@ -175,6 +175,7 @@ class AgentLoop:
             top_p=request.sampling.top_p,
             top_k=request.sampling.top_k,
             wrote=watch.wrote if watch is not None and watch.listens else None,
+            keeps_cache=watch is not None,
         )
         began = self._context.now()
         turn, stopped = await self._generated(asked, strand, watch)

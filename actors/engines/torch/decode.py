@@ -123,11 +123,13 @@ class Decoder:
             self._pending.append(slot)
 
     def cancel(self, turn: SequenceTurn) -> None:
-        """Drop a turn and its rollout's KV cache, also when the turn has already ended."""
+        """Drop a turn, and its rollout's KV cache unless it keeps that, also when the turn has already ended."""
         if turn in self._waiting:
             self._waiting.remove(turn)
-        else:
+        elif not turn.request.keeps_cache:
             self.release(turn.rollout)
+        elif turn in self._turns.values():
+            self._park(self._slots[turn.rollout])
 
     def release(self, rollout: str) -> None:
         """Drop a rollout's KV cache, and its turn if one is live. Unknown names are ignored."""
@@ -331,11 +333,17 @@ class Decoder:
         self._free.append(slot)
 
     def _finish(self, slot: int, finish: Literal["stop", "length"]) -> tuple[SequenceTurn, TurnResult]:
-        turn = self._turns.pop(slot)
         result = self._sequences.result(slot, finish)
         if not np.isfinite(result.logprobs).all():
-            raise EngineError(f"{turn.rollout}: the model's output is not finite under {self.policy}")
+            raise EngineError(f"{self._turns[slot].rollout}: the model's output is not finite under {self.policy}")
+        return self._park(slot), result
+
+    def _park(self, slot: int) -> SequenceTurn:
+        """The turn of a slot is over: what is cached stays for the next one."""
+        turn = self._turns.pop(slot)
         self._sequences.park(slot)
         self._stop_decoding(slot)
+        if slot in self._pending:
+            self._pending.remove(slot)
         self._parked[turn.rollout] = slot
-        return turn, result
+        return turn

@@ -152,7 +152,7 @@ class TorchEngine:
                 reply.set(error=reason)
 
     async def generate(self, request: TurnRequest) -> TurnResult:
-        """Write one turn. Cancelling the call aborts the request and frees the rollout's cache.
+        """Write one turn. Cancelling the call aborts it, and frees the rollout's cache unless the request keeps that.
 
         Raises EngineError when the sequence can never fit, a token is not in the vocabulary, the rollout already has a
         turn in flight, or the engine does not run.

@@ -283,6 +283,24 @@ async def check_cancelling_frees(subject: Subject) -> None:
         assert again.tokens.tolist() == subject.reference.greedy(random_prompt(1, 10), 5)
 
 
+async def check_a_cut_turn_is_continued(subject: Subject) -> None:
+    """A rollout goes on from a part of a turn that was cut. What is cached is not computed again until its release."""
+    prompt = random_prompt(7, 10)
+    given = [*prompt, *subject.reference.greedy(prompt, 6), *random_prompt(8, 4)]
+    async with subject.running(max_rollouts=2) as engine:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(engine.generate, replace(turn("r0", prompt, 450), keeps_cache=True))
+            await eventually(lambda: engine.figures.generated_tokens > 12, "tokens are generated")
+            nursery.cancel_scope.cancel()
+        await eventually(lambda: engine.figures.running == 0, "the turn is cut")
+        kept, before = engine.figures.kv_tokens_used, engine.figures.prefilled_tokens
+        again = await engine.generate(turn("r0", given, 5))
+        assert again.tokens.tolist() == subject.reference.greedy(given, 5)
+        assert not kept or engine.figures.prefilled_tokens - before <= 5
+        engine.release("r0")
+        await eventually(lambda: engine.figures.kv_tokens_used == 0, "a rollout that is released frees its KV cache")
+
+
 async def check_what_can_never_fit_is_refused(subject: Subject) -> None:
     """A request beyond the model or the KV cache raises EngineError with the numbers; the engine continues."""
     async with subject.running() as engine:
@@ -453,6 +471,7 @@ CHECKS: tuple[Callable[[Subject], Awaitable[None]], ...] = (
     check_stop_tokens_end_a_turn,
     check_more_requests_than_slots,
     check_cancelling_frees,
+    check_a_cut_turn_is_continued,
     check_what_can_never_fit_is_refused,
     check_weights_change_under_way,
     check_an_update_with_many_in_flight,
