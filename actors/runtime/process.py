@@ -26,9 +26,8 @@ import trio
 from actors.base import Actor, ActorContext
 from actors.engines.base import EngineRefusedError
 from actors.runtime.children import leave_message, message_file
-from actors.runtime.links import make_links
+from actors.runtime.links import NobodyLeftError, UnreachableLinks, make_links
 from actors.runtime.networks import run_network
-from actors.runtime.unreachable_links import NobodyLeftError, UnreachableLinks
 from actors.sandbox.isolation.control_groups import ControlGroupsError
 from actors.sandbox.isolation.levels import IsolationError
 from actors.user_threads import Watchdog

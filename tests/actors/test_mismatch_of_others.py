@@ -13,25 +13,16 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from actors.cli.main import main
-from agent_rl.config.topology import InitialiseModel
-from agent_rl.learning.tiny import initialise_model
+from tests.agent_rl.learning.guard_faults import write_model
 
-SIZES = InitialiseModel(hidden_size=64, layers=2, heads=4, kv_heads=2, head_dim=16, mlp_size=96, max_length=256)
 Rows = list[dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     """Versions 1 and 2 of a policy, as peaked as trained ones."""
-    first, second = (tmp_path_factory.mktemp("model") / str(version) for version in (1, 2))
-    initialise_model(SIZES, first, 0)
-    initialise_model(SIZES, second, 0)
+    first, second = (write_model(tmp_path_factory.mktemp("model") / str(version)) for version in (1, 2))
     model = AutoModelForCausalLM.from_pretrained(first, trust_remote_code=False)
-    torch.manual_seed(0)
-    for tensor in model.parameters():
-        if tensor.ndim == 2:
-            tensor.data = torch.randn_like(tensor) * 2.5 / tensor.shape[1] ** 0.5
-    model.save_pretrained(first)
     for tensor in model.parameters():
         tensor.data += 0.02 * torch.randn_like(tensor)
     model.save_pretrained(second)

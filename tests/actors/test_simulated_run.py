@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import trio
 
-from actors.runtime.unreachable_links import NobodyLeftError
+from actors.runtime.links import NobodyLeftError
 from agent_rl.records.audit import audit
 from tests.actors.simulated_run import SimulatedRun, in_virtual_time, simulated
 

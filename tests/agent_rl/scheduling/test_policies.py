@@ -9,8 +9,7 @@ import pytest
 from agent_rl.config.plugins import PluginError, resolve
 from agent_rl.scheduling.policies.base import EngineFacts, Placement, PlacementPolicy, Setting, WaitingTurn
 from agent_rl.scheduling.policies.check import check_policy
-from agent_rl.scheduling.policies.loads import Loads
-from agent_rl.scheduling.policies.sticky import FADES_AFTER, Sticky
+from agent_rl.scheduling.policies.sticky import FADES_AFTER, Loads, Sticky
 from agent_rl.scheduling.policies.worst_case import WorstCase
 
 POLICIES = {"sticky": Sticky, "worst_case": WorstCase}
