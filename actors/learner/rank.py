@@ -90,15 +90,17 @@ def build(
             seconds=settings.rank_timeout_seconds,
             meeting_seconds=settings.rank_meeting_seconds,
         )
-    threads = settings.threads
+    threads, most = settings.threads, 0
     if threads == "auto":
-        threads = threads_of(topology, actor, weights=weight_count(model) or 0, cores=len(os.sched_getaffinity(0)))
+        cores = len(os.sched_getaffinity(0))
+        threads, most = threads_of(topology, actor, weights=weight_count(model) or 0, cores=cores)
     return kind(
         model,
         dtype=topology.model.dtype,
         device=device,
         algorithm=topology.algorithm,
         threads=threads,
+        most_threads=most,
         seed=topology.run.seed,
         compute=topology.model.compute,
         options=ModelOptions(

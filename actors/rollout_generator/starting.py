@@ -95,15 +95,17 @@ def make_engine(
             "(actors/engines/base.py), or give the engine a device of its own"
         )
     compute, dtype = topology.model.compute, topology.model.dtype
-    chosen = {"compute": compute} if "compute" in signature(engine_class).parameters else {}
+    chosen: dict[str, Any] = {"compute": compute} if "compute" in signature(engine_class).parameters else {}
     if not chosen and compute not in {"auto", dtype}:
         raise EngineRefusedError(
             f'[model] compute = "{compute}": {settings.engine} computes in dtype, which is "{dtype}"; write "auto"'
         )
-    threads = settings.threads
+    threads, most = settings.threads, 0
     if threads == "auto":
         cores = len(os.sched_getaffinity(0))
-        threads = threads_of(topology, actor, weights=weight_count(directory) or 0, cores=cores)
+        threads, most = threads_of(topology, actor, weights=weight_count(directory) or 0, cores=cores)
+    if "most_threads" in signature(engine_class).parameters:
+        chosen["most_threads"] = most
     to_sleep = (
         engine_class.sleep_settings(settings.device) if sleeps and hasattr(engine_class, "sleep_settings") else {}
     )

@@ -134,14 +134,15 @@ def _shared_devices(topology: Topology, share: str) -> dict[str, set[tuple[str, 
     return found
 
 
-def threads_of(topology: Topology, actor: str, *, weights: int, cores: int) -> int:
-    """Threads of torch of an actor with ``threads = "auto"`` and a model of so many weights, on a host of ``cores``.
+def threads_of(topology: Topology, actor: str, *, weights: int, cores: int) -> tuple[int, int]:
+    """Threads of torch of an actor with ``threads = "auto"`` and a model of so many weights, on a host of ``cores``:
+    its own, and the most while other processes are idle.
 
     The cores are divided among the processes of the host that hold a model, also on a GPU. Roles that take turns count
     as the largest of them. Small models get one thread, since more would wait for each other.
     """
     if weights < LEAST_WEIGHTS:
-        return 1
+        return 1, 1
     role, _, number = actor.rpartition(".")
     host = topology.homes(role).get(int(number), topology.main_host)
     holding = Counter[str]()
@@ -149,7 +150,7 @@ def threads_of(topology: Topology, actor: str, *, weights: int, cores: int) -> i
         if "device" in resolve("actor", entry.class_path).Settings.model_fields:
             holding[other] += 1
     in_turns = [count for other, count in holding.items() if topology.actors[other].share == IN_TURNS]
-    return max(1, cores // max(1, holding.total() - sum(in_turns) + max(in_turns, default=0)))
+    return max(1, cores // max(1, holding.total() - sum(in_turns) + max(in_turns, default=0))), cores
 
 
 def conflicts(placed: list[Placed]) -> Iterator[tuple[int, Placed, Placed]]:

@@ -50,6 +50,7 @@ from agent_rl.learning.sequences import (
 )
 from agent_rl.learning.step_size import Change, Moved, StepSize
 from agent_rl.messages import TrainingGroup
+from agent_rl.models.spare_cores import SpareCores
 from agent_rl.records.checkpoint_files import Position
 
 MEASURED = 4096
@@ -78,6 +79,7 @@ class Trainer:
         algorithm: Algorithm,
         threads: int,
         seed: int,
+        most_threads: int = 0,
         compute: Literal["auto"] | Type = "auto",
         options: ModelOptions | None = None,
         lora: Lora | None = None,
@@ -90,7 +92,8 @@ class Trainer:
 
         Raises TrainingStoppedError when a model cannot be trained, or the reference has another vocabulary.
         """
-        torch.set_num_threads(threads)
+        self._cores = SpareCores(threads, most_threads if device == "cpu" else threads)
+        self._cores.take()
         torch.manual_seed(seed)
         self.tokenizer = (
             AutoTokenizer.from_pretrained(model_path, trust_remote_code=False) if tokenizer is None else tokenizer
@@ -174,6 +177,7 @@ class Trainer:
             if not indices:
                 self.model.keep_pace()
                 continue
+            self._cores.take()
             logprobs, _ = self.model.logprobs(
                 [sequences[index] for index in indices],
                 [places[index] for index in indices],
@@ -395,6 +399,7 @@ class Trainer:
         self, batch: Sequence[TrainingSequence], model: PolicyModel, *, with_entropy: bool = True
     ) -> tuple[Tensor, Tensor]:
         """Log-probabilities [rows, longest response], 0 where masked, and entropies of the model's tokens."""
+        self._cores.take()
         tokens, places = zip(*(path for s in batch for path in s.paths(s.mask)), strict=True)
         logprobs, entropy = model.logprobs(
             tokens, places, temperature=self.algorithm.temperature, with_entropy=with_entropy

@@ -26,6 +26,7 @@ from actors.engines.weight_files import TensorSpecs, check_offer
 from actors.weights.transfer import receive
 from agent_rl.learning.policy_model import usable_device
 from agent_rl.messages import TransferOffer
+from agent_rl.models.spare_cores import SpareCores
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -69,7 +70,8 @@ class TorchEngine:
     preempted for lack of room is computed again later, with the same tokens.
 
     ``kv_on_update``: after new weights, "recompute" prefills sequences in flight again, "keep" continues with their old
-    keys and values. ``threads``: torch's threads in the decoding thread. ``dtype`` is that of weights that come,
+    keys and values. ``threads``: torch's threads in the decoding thread; up to ``most_threads`` while cores are
+    idle. ``dtype`` is that of weights that come,
     ``compute`` that of products: "float32" agrees with a plain forward pass to about 1e-5 in log-probability,
     "bfloat16" to about 1e-1.
 
@@ -84,6 +86,7 @@ class TorchEngine:
         max_rollouts: int,
         kv_tokens: int | None,
         threads: int = 1,
+        most_threads: int = 0,
         device: str = "cpu",
         dtype: Type,
         compute: Literal["auto"] | Type = "auto",
@@ -95,7 +98,7 @@ class TorchEngine:
         self._model_path = model_path
         self._max_rollouts = max_rollouts
         self._kv_tokens = kv_tokens
-        self._threads = threads
+        self._cores = SpareCores(threads, most_threads if device == "cpu" else threads)
         self._device = device
         self._dtype: Type = dtype
         self._compute: Literal["auto"] | Type = compute
@@ -286,7 +289,7 @@ class TorchEngine:
         """Returns the fatal error instead of raising it: the nursery would wrap it in a group."""
         try:
             with suppress(trio.RunFinishedError), torch.inference_mode():
-                torch.set_num_threads(self._threads)
+                self._cores.take()
                 device = self._usable_device()
                 decoder = Decoder(
                     CausalModel(self._model_path, dtype=self._dtype, device=device, compute=self._compute),
@@ -315,6 +318,7 @@ class TorchEngine:
     def _decode(self, decoder: Decoder, token: trio.lowlevel.TrioToken) -> None:
         busy, passes = 0.0, PassTable()
         while (began := self._perform(decoder)) is not None:
+            self._cores.take()
             ended = self._step(decoder, passes) if decoder.has_work else []
             busy += time.perf_counter() - began
             self._publish(decoder, busy, passes.table)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from agent_rl.learning.rates import TYPES, Compute, Type, compute_of, faster, pr
 from agent_rl.learning.trainer import Trainer, write_weights
 from agent_rl.models.devices import Machine, multiplies_bfloat16
 from agent_rl.models.model_files import weight_count
+from agent_rl.models.spare_cores import EVERY_SECONDS, SpareCores, idle_seconds
 from agent_rl.records.checkpoint_files import Position
 from agent_rl.topology_checks import model as model_checks
 from agent_rl.topology_checks.model import slow_products
@@ -229,5 +231,32 @@ IN_TURNS = ("actors.learner.share='time'", "actors.rollout_generator.share='time
 def test_processes_of_a_host_share_its_cores(tmp_path, settings, cores, threads):
     topology = load(tmp_path, HEAD + RL, *settings)
     for actor, count in threads.items():
-        assert threads_of(topology, actor, weights=10**9, cores=cores) == count
-        assert threads_of(topology, actor, weights=10**6, cores=cores) == 1
+        assert threads_of(topology, actor, weights=10**9, cores=cores) == (count, cores)
+        assert threads_of(topology, actor, weights=10**6, cores=cores) == (1, 1)
+
+
+def test_who_has_work_takes_the_cores_that_others_leave_idle() -> None:
+    """Two cores and another process: both busy, the other one at rest, at half a core, busy again."""
+    before, (now, used, idle) = torch.get_num_threads(), (0.0, 0.0, 0.0)
+    cores = SpareCores(1, 2, clock=lambda: now, used=lambda: used, idle=lambda: idle)
+    fixed = SpareCores(1, 1, clock=lambda: now, used=lambda: used, idle=lambda: idle)
+    seen = []
+    for mine, nobodys in ((1.0, 0.0), (1.0, 1.0), (2.0, 0.0), (1.5, 0.0), (0.9, 0.9), (1.5, 0.0), (1.0, 0.0)):
+        now, used, idle = now + 1.0, used + mine, idle + nobodys
+        cores.take()
+        seen.append(torch.get_num_threads())
+        fixed.take()
+        assert torch.get_num_threads() == 1
+    assert seen == [1, 2, 2, 1, 2, 1, 1]
+    now, idle = now + EVERY_SECONDS / 2, idle + 1.0
+    cores.take()
+    assert torch.get_num_threads() == 1, "it looks once a second"
+    torch.set_num_threads(before)
+
+
+def test_idle_cores_are_counted_by_the_kernel(tmp_path: Path) -> None:
+    ticks, first = os.sysconf("SC_CLK_TCK"), min(os.sched_getaffinity(0))
+    rows = f"cpu  9 9 9 9 9\ncpu{first} 1 2 3 {4 * ticks} {ticks} 6\ncpu9999 0 0 0 {ticks} 0\nintr 5\n"
+    (tmp_path / "stat").write_text(rows)
+    assert idle_seconds(tmp_path / "stat") == 5.0
+    assert 0.0 < idle_seconds() <= idle_seconds()
