@@ -39,7 +39,8 @@ class RolloutGeneratorSettings(Settings):
     kv_tokens: PositiveInt | None = None
     """Capacity of the KV cache in tokens. None: ``max_rollouts`` sequences of the model's maximum length."""
     threads: PositiveInt | Literal["auto"] = "auto"
-    """Threads of torch. ``auto``: this process's share of the host's cores; 1 for models below 20M weights."""
+    """Threads of torch. ``auto``: this process's share of the host's cores, and those that are idle; 1 for models below
+    20M weights."""
     device: str = "cpu"
     """As torch names it: ``cpu``, ``cuda``, ``cuda:1``."""
     tool_timeout_seconds: PositiveFloat = 300.0

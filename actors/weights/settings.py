@@ -25,7 +25,8 @@ class LearnerSettings(Settings):
     """Device and memory of training, and where policies are published."""
 
     threads: PositiveInt | Literal["auto"] = "auto"
-    """Threads of torch. ``auto``: this process's share of the host's cores; 1 for models below 20M weights."""
+    """Threads of torch. ``auto``: this process's share of the host's cores, and those that are idle; 1 for models below
+    20M weights."""
     device: str = "cpu"
     """As torch names it: ``cpu``, ``cuda``, ``cuda:1``."""
     logits_mib: PositiveInt = 128
