@@ -141,7 +141,7 @@ class Options:
 
     @property
     def changes(self) -> bool:
-        """Whether changes by commands are among the faults: those of `bench swap`, drains and refusals."""
+        """Whether changes by commands are among the faults: swaps, scalings, drains and refusals."""
         return self.scripted and not self.agent
 
     @property

@@ -30,9 +30,7 @@ from agent_rl.records.rows import (
     EvaluationRow,
     FactRow,
     GroupRow,
-    InterimEvaluationRow,
     RecordRow,
-    Row,
     SampledRow,
     SegmentRow,
     SelectionRow,
@@ -57,7 +55,7 @@ __all__ = [
 ]
 
 JOURNAL = "journal.sqlite"
-LAYOUT = "6"
+LAYOUT = "7"
 """The version of the rows and their meaning. A journal of another layout is refused."""
 Decode = Callable[[bytes], Any]
 """Decodes a message that the journal stores; raises ValueError when the bytes are not a message."""
@@ -353,12 +351,8 @@ class Journal(Retention):
     def add_evaluation(self, evaluation: Evaluation, figures: EvaluationFigures) -> bool:
         """Record a result; False when it was recorded before. Trajectories of an interim evaluation may then leave."""
         stage, at_step = evaluation.stage, evaluation.at_step
-        if at_step is None:
-            known = stage in self.evaluations()
-            row: Row = EvaluationRow(stage, figures)
-        else:
-            known = at_step in self.interim_evaluations(stage)
-            row = InterimEvaluationRow(stage, at_step, figures)
+        row = EvaluationRow(stage, EvaluationRow.WHOLE if at_step is None else at_step, figures)
+        known = bool(self._select(EvaluationRow, stage=stage, at_step=row.at_step))
         if not known:
             self._put(row)
             self._begin_segment(EVALUATE if at_step is None else INTERIM)
@@ -366,11 +360,12 @@ class Journal(Retention):
 
     def evaluations(self) -> dict[int, EvaluationFigures]:
         """Results of evaluate stages, by stage."""
-        return {row.stage: row.figures for row in self._select(EvaluationRow)}
+        return {row.stage: row.figures for row in self._select(EvaluationRow, at_step=EvaluationRow.WHOLE)}
 
     def interim_evaluations(self, stage: int) -> dict[int, EvaluationFigures]:
         """Results of the evaluations within an rl stage, by ``at_step``."""
-        return {row.at_step: row.figures for row in self._select(InterimEvaluationRow, stage=stage)}
+        rows = self._select(EvaluationRow, stage=stage)
+        return {row.at_step: row.figures for row in rows if row.at_step != EvaluationRow.WHOLE}
 
     # Selections -------------------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from agent_rl.records.rows import GroupRow, InterimEvaluationRow, SegmentRow, StepRow, TrajectoryRow
+from agent_rl.records.rows import EvaluationRow, GroupRow, SegmentRow, StepRow, TrajectoryRow
 from agent_rl.records.sqlite import SqliteStore
 
 SAMPLES_TRAINED, SAMPLES_DROPPED = 2, 1
@@ -50,7 +50,7 @@ class Retention(SqliteStore):
         if steps:
             before = min(before, self.last_step() + 1 - steps)
         samples, here = set(self.samples()), int(self.fact("stage") or 0)
-        complete = set(self._scan(InterimEvaluationRow, ("stage", "at_step")))
+        complete = set(self._scan(EvaluationRow, ("stage", "at_step")))
         self._current.pop(KEPT, None)
         waiting: set[str] = set()
         for segment in self._select(SegmentRow):

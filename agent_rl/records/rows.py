@@ -105,20 +105,12 @@ class StepRow(Row):
 
 @dataclass(frozen=True, slots=True)
 class EvaluationRow(Row):
-    """The result of an evaluate stage."""
+    """The result of an evaluate stage, or within an rl stage after ``at_step`` steps of it."""
 
     TABLE = "evaluations"
-    KEY = ("stage",)
-    stage: int
-    figures: EvaluationFigures
-
-
-@dataclass(frozen=True, slots=True)
-class InterimEvaluationRow(Row):
-    """The result of the evaluation within an rl stage after ``at_step`` steps of the stage."""
-
-    TABLE = "interim_evaluations"
     KEY = ("stage", "at_step")
+    WHOLE = -1
+    """``at_step`` of an evaluate stage."""
     stage: int
     at_step: int
     figures: EvaluationFigures
@@ -181,7 +173,6 @@ ROWS: tuple[type[Row], ...] = (
     SegmentRow,
     StepRow,
     EvaluationRow,
-    InterimEvaluationRow,
     SampledRow,
     SelectionRow,
     FactRow,

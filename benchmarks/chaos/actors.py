@@ -60,7 +60,7 @@ SUPERVISED_SECONDS = 0.02
 """Duration of a supervised step."""
 TRAINED = "model.safetensors"
 """The file of a checkpoint that holds the trained groups as JSON; published policies have files of the same kind."""
-BEGUN, WRITTEN, ACKNOWLEDGED, FAULT = "begun", "written", "acknowledged", "fault"
+BEGUN, ACKNOWLEDGED, FAULT = "begun", "acknowledged", "fault"
 
 
 # Recorded turns ------------------------------------------------------------------------------------------------------
@@ -84,7 +84,7 @@ class RecordingSettings(RolloutGeneratorSettings):
 
 
 class RecordingEngine:
-    """An engine that records the turns it begins, and when it has written them; all else is the engine's own."""
+    """An engine that records the turns it begins; all else is the engine's own."""
 
     def __init__(self, engine: Engine, record: Record, process: str) -> None:
         self._engine = engine
@@ -97,9 +97,7 @@ class RecordingEngine:
     async def generate(self, request: TurnRequest) -> TurnResult:
         """Write one turn."""
         self._record.add(BEGUN, self._process, request.rollout, len(request.tokens))
-        turn = await self._engine.generate(request)
-        self._record.add(WRITTEN, self._process, f"{time.monotonic():.3f}")
-        return turn
+        return await self._engine.generate(request)
 
 
 class RecordingGenerator(RolloutGenerator):
@@ -177,11 +175,6 @@ def read_turns(lines: Iterable[str]) -> Turns:
             turns.again[kind] += 1
         known.append(tokens)
     return turns
-
-
-def written(lines: Iterable[str]) -> list[float]:
-    """When turns were written, in monotonic seconds, from the lines of a record."""
-    return sorted(float(line.split()[2]) for line in lines if line.startswith(f"{WRITTEN} "))
 
 
 # A generator without a model -----------------------------------------------------------------------------------------
@@ -464,15 +457,11 @@ class ScriptedLearner(Learner):
 # Classes that take turns with the others in a run whose actors are swapped -------------------------------------------
 
 
-class OtherGenerator(RecordingGenerator):
-    """Another class."""
-
-
 class OtherScriptedGenerator(ScriptedGenerator):
     """Another class."""
 
 
-class OtherLearner(Learner):
+class OtherExecutor(ToolExecutor):
     """Another class."""
 
 

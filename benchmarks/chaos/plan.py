@@ -139,18 +139,14 @@ def whole_host(host: str, homes: Mapping[str, str]) -> tuple[str, ...]:
 # Changes -------------------------------------------------------------------------------------------------------------
 
 OWN = "benchmarks.chaos.actors"
-CLASSES = {
+WITHOUT_MODEL = {
     "kv_scheduler": ("actors.kv_scheduler:KVScheduler", "group_affinity_scheduler:GroupAffinityScheduler"),
     "roc_filter": ("actors.roc_filter:RoCFilter", "shortest_correct_filter:ShortestCorrectFilter"),
-    "learner": ("actors.learner:Learner", f"{OWN}:OtherLearner"),
-    "rollout_generator": (f"{OWN}:RecordingGenerator", f"{OWN}:OtherGenerator"),
-    "tool_executor": ("actors.tool_executor:ToolExecutor", "benchmarks.bench_swap:OtherExecutor"),
-}
-"""By role: the class that a run begins with, and the one that takes turns with it."""
-WITHOUT_MODEL = CLASSES | {
     "learner": (f"{OWN}:ScriptedLearner", f"{OWN}:OtherScriptedLearner"),
     "rollout_generator": (f"{OWN}:ScriptedGenerator", f"{OWN}:OtherScriptedGenerator"),
+    "tool_executor": ("actors.tool_executor:ToolExecutor", f"{OWN}:OtherExecutor"),
 }
+"""By role: the class that a run begins with, and the one that takes turns with it."""
 BROKEN = {role: f"{OWN}:Broken{role.title().replace('_', '')}" for role in WITHOUT_MODEL}
 """By role, a class that any check takes, and that does not start."""
 SCALED = ("rollout_generator", "tool_executor")
@@ -179,21 +175,3 @@ class Change:
         if self.host:
             return f"drain {self.host}"
         return f"scale {self.role} {self.number}" if self.number else f"swap {self.role} {self.class_path}"
-
-
-def make_changes(seed: int, count: int, classes: Mapping[str, tuple[str, str]]) -> list[Change]:
-    """So many changes. Every swap and every scaling comes once before any comes again."""
-    rng = random.Random(f"swap/{seed}")
-    kinds = [*((role, False) for role in classes), *((role, True) for role in SCALED)]
-    replicas = dict.fromkeys(SCALED, 1)
-    swapped = dict.fromkeys(classes, 0)
-    plan: list[Change] = []
-    while len(plan) < count:
-        for role, scales in rng.sample(kinds, len(kinds)):
-            if scales:
-                replicas[role] = rng.choice([n for n in range(1, MOST_REPLICAS + 1) if n != replicas[role]])
-                plan.append(Change(role, number=replicas[role]))
-            else:
-                swapped[role] = 1 - swapped[role]
-                plan.append(Change(role, classes[role][swapped[role]]))
-    return plan[:count]

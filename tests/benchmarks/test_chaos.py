@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import math
 import os
 import signal
 import struct
@@ -26,9 +25,8 @@ from agent_rl.learning.tiny import build_tokenizer
 from agent_rl.messages import PolicyVersion, TrainingGroup
 from agent_rl.records.checkpoint_files import CheckpointError, Position
 from agent_rl.records.journal import Journal
-from benchmarks import bench_chaos, bench_swap
+from benchmarks import bench_chaos
 from benchmarks.bench_chaos import EXAMPLE
-from benchmarks.bench_swap import Made, longest_gap
 from benchmarks.chaos.accounting import (
     SHARES,
     Accounts,
@@ -39,7 +37,7 @@ from benchmarks.chaos.accounting import (
     wrong_prompts,
     wrongly_trained,
 )
-from benchmarks.chaos.actors import LENGTH, TRAINED, ScriptedTurns, Trained, Turns, read_turns, write_model, written
+from benchmarks.chaos.actors import LENGTH, TRAINED, ScriptedTurns, Trained, Turns, read_turns, write_model
 from benchmarks.chaos.doing import Done
 from benchmarks.chaos.host import CLOCK, Host, network_fault
 from benchmarks.chaos.plan import (
@@ -47,15 +45,12 @@ from benchmarks.chaos.plan import (
     IN_RL,
     KINDS,
     MOMENTS,
-    MOST_REPLICAS,
     NETWORK,
-    SCALED,
     WITHOUT_MODEL,
     Change,
     Fault,
     each_once,
     in_order,
-    make_changes,
     make_plan,
 )
 from benchmarks.chaos.sight import Frontier, Lines, Row, Sight, work_seen
@@ -112,23 +107,6 @@ def test_over_hosts_a_fault_of_a_host_hits_its_own_actors() -> None:
     assert whole == {a, ("supervisor.b", "rollout_generator.0"), ("supervisor.c", "rollout_generator.1")}
     assert {len(fault.victims) for fault in plan if fault.kind == "full_disk"} == {7}  # the main host ends the run
     assert all(len(set(fault.victims)) == 2 for fault in plan if fault.kind == "partition")
-
-
-def test_every_change_comes_before_any_comes_again() -> None:
-    plan = make_changes(3, 20, CLASSES)
-    assert plan == make_changes(3, 20, CLASSES) != make_changes(4, 20, CLASSES)
-    for begin in (0, 7):
-        assert len({(change.role, bool(change.number)) for change in plan[begin : begin + 7]}) == 7
-    replicas = dict.fromkeys(SCALED, 1)
-    classes = {role: names[0] for role, names in CLASSES.items()}
-    for change in plan:
-        if change.number:
-            assert change.number != replicas[change.role]
-            assert 1 <= change.number <= MOST_REPLICAS
-            replicas[change.role] = change.number
-        else:
-            assert change.class_path != classes[change.role]
-            classes[change.role] = change.class_path
     assert WITHOUT_MODEL.keys() == CLASSES.keys()
     assert Change("tool_executor", number=2).words("run") == ["scale", "run", "tool_executor", "2"]
     assert Change("learner", "x:Y").words("run") == ["swap", "run", "learner", "--class", "x:Y"]
@@ -239,11 +217,9 @@ def test_faults_of_the_network_are_begun_and_ended_where_they_are() -> None:
 
 RECORD = """
 begun g.0#1 a 10
-written g.0#1 3.000
 begun g.0#1 a 30
 begun g.0#1 b 10
 begun g.0#1 c 10
-written g.0#1 1.000
 acknowledged g.0#1 c
 fault kill
 begun g.0#2 a 30
@@ -263,7 +239,6 @@ def test_a_turn_under_way_that_is_begun_again_is_one_and_a_complete_turn_that_is
     for further in ([], ["begun g.0#2 d 10"]):  # the actor may begin nothing any more
         found = read_turns([*elsewhere, *further])
         assert (found.again, found.in_flight) == ({"kill": 2}, {"kill": 2})
-    assert written(lines) == [1.0, 3.0]
 
 
 def journal(folder: Path, *numbers: int) -> Journal:
@@ -366,30 +341,6 @@ def test_figures_of_faults_tell_recovery_turns_and_what_was_lost() -> None:
     assert (figures["faults"], figures["regenerated_turns_over_in_flight"]) == (22, 0.75)
     assert (figures["p95_s"], figures["p95_heavy_s"]) == (pytest.approx(1.9), 9.0)
     assert figures["p95_s_kill_learner"] == 7.0
-
-
-def test_figures_of_changes_tell_pauses_by_way() -> None:
-    made = [
-        Made(Change("learner", "x:Y"), 1.0, 2.0, "beside", (0.5,)),
-        Made(Change("tool_executor", number=2), 11.0, 12.0, "scale", ()),
-    ]
-    run = bench_swap.Ended(
-        made=made,
-        times=[0.5, 1.5, 4.0, 9.0, 13.0, 13.5],
-        steps=4,
-        accounts=Accounts((), (), balanced=True),
-        left=(),
-        summary=summary(),
-        seconds=9.0,
-        twin=summary(),
-    )
-    figures = bench_swap.figures_of([run])
-    assert figures["pause_p95_s_beside"] == 2.5
-    assert figures["pause_p95_s_scale"] == figures["pause_p95_s"] == 4.0
-    assert figures["pause_p95_s_between"] == 5.0
-    assert (Verdict([run]).exit_code, Verdict([run]).figures["success_within_noise"]) == (0, 1)
-    assert [longest_gap([1.0, 3.0, 10.0], *ends) for ends in ((0.0, 2.0), (2.0, 4.0), (3.0, 3.5))] == [2.0, 7.0, 7.0]
-    assert math.isnan(longest_gap([1.0, 3.0, 10.0], 11.0, 12.0))
 
 
 # Actors of no model, and what a run leaves ----------------------------------------------------------------------------
