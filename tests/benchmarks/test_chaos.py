@@ -41,12 +41,10 @@ from benchmarks.chaos.actors import LENGTH, TRAINED, ScriptedTurns, Trained, Tur
 from benchmarks.chaos.doing import Done
 from benchmarks.chaos.host import CLOCK, Host, network_fault
 from benchmarks.chaos.plan import (
-    CLASSES,
     IN_RL,
     KINDS,
     MOMENTS,
     NETWORK,
-    WITHOUT_MODEL,
     Change,
     Fault,
     each_once,
@@ -107,7 +105,9 @@ def test_over_hosts_a_fault_of_a_host_hits_its_own_actors() -> None:
     assert whole == {a, ("supervisor.b", "rollout_generator.0"), ("supervisor.c", "rollout_generator.1")}
     assert {len(fault.victims) for fault in plan if fault.kind == "full_disk"} == {7}  # the main host ends the run
     assert all(len(set(fault.victims)) == 2 for fault in plan if fault.kind == "partition")
-    assert WITHOUT_MODEL.keys() == CLASSES.keys()
+
+
+def test_a_change_is_a_command_of_a_user() -> None:
     assert Change("tool_executor", number=2).words("run") == ["scale", "run", "tool_executor", "2"]
     assert Change("learner", "x:Y").words("run") == ["swap", "run", "learner", "--class", "x:Y"]
 
