@@ -48,9 +48,9 @@ from agent_rl.learning.sequences import (
     refuse_unsound_inputs,
     training_sequences,
 )
+from agent_rl.learning.spare_cores import SpareCores
 from agent_rl.learning.step_size import Change, Moved, StepSize
 from agent_rl.messages import TrainingGroup
-from agent_rl.models.spare_cores import SpareCores
 from agent_rl.records.checkpoint_files import Position
 
 MEASURED = 4096

@@ -25,8 +25,8 @@ from actors.engines.torch.sequences import SequenceTurn
 from actors.engines.weight_files import TensorSpecs, check_offer
 from actors.weights.transfer import receive
 from agent_rl.learning.policy_model import usable_device
+from agent_rl.learning.spare_cores import SpareCores
 from agent_rl.messages import TransferOffer
-from agent_rl.models.spare_cores import SpareCores
 
 if TYPE_CHECKING:
     from pathlib import Path

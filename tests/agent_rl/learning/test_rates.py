@@ -16,10 +16,10 @@ from agent_rl.config.topology import SftStage
 from agent_rl.learning import rates
 from agent_rl.learning.policy_model import ModelOptions, PolicyModel
 from agent_rl.learning.rates import TYPES, Compute, Type, compute_of, faster, product_rate
+from agent_rl.learning.spare_cores import EVERY_SECONDS, SpareCores, idle_seconds
 from agent_rl.learning.trainer import Trainer, write_weights
 from agent_rl.models.devices import Machine, multiplies_bfloat16
 from agent_rl.models.model_files import weight_count
-from agent_rl.models.spare_cores import EVERY_SECONDS, SpareCores, idle_seconds
 from agent_rl.records.checkpoint_files import Position
 from agent_rl.topology_checks import model as model_checks
 from agent_rl.topology_checks.model import slow_products
