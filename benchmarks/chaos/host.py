@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shlex
 import signal
 import struct
 import subprocess
@@ -106,20 +105,6 @@ class Host:
                 start_new_session=True,
                 env=environment,
             )
-
-    async def change(self, words: Sequence[str]) -> tuple[float, str]:
-        """Change the run by a command of a user, once all actors run: when it was asked, and the answer.
-
-        Raises RunFailed when it is refused.
-        """
-        until = time.monotonic() + READY_SECONDS
-        while True:
-            began = time.monotonic()
-            code, output = await self.ask(words)
-            if code == 0 or any(each in output for each in ("nothing would change", "the run is ending")):
-                return began, output
-            if "has not started yet" not in output or time.monotonic() > until:
-                raise RunFailed(f"{shlex.join(words)}: {output}")
 
     async def ask(self, words: Sequence[str]) -> tuple[int, str]:
         """Exit code and output of a command of a user."""

@@ -158,6 +158,15 @@ def test_the_first_block_of_the_readme_is_a_run(made: Path, monkeypatch: pytest.
     assert mixed_tasks([entry], seed=0, base=made).problem(0, 0).text == ROWS[0]["problem"]
 
 
+def test_what_comes_from_trl_is_a_run(made: Path) -> None:
+    page = (Path(calls.__file__).parents[1] / "docs" / "coming_from.md").read_text()
+    (text,) = re.findall(r"^```python\n# TRL\n.*?(# here\n.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    exec(text, {"agent_rl": agent_rl, "rows": ROWS, "right": reward, "population": half})
+    topology = load_topology(made / "mine.toml")
+    assert topology.algorithm.kl is not None
+    assert (topology.algorithm.samples, topology.algorithm.kl.coefficient) == (8, 0.001)
+
+
 def test_a_function_of_a_notebook_is_told_where_to_go(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(sys.modules["__main__"], "__file__")
     monkeypatch.setattr(reward, "__module__", "__main__")

@@ -233,9 +233,9 @@ def test_a_turn_under_way_that_is_begun_again_is_one_and_a_complete_turn_that_is
     assert (turns.again, turns.in_flight) == ({"kill": 2}, {"kill": 2})
     again = read_turns([*lines, "fault host", "begun g.0#3 a 10"])
     assert (again.again["host"], again.in_flight["host"]) == (2, 2)  # both turns of a
-    alone = read_turns([*lines[:7], "begun g.1#1 d 10"])
+    alone = read_turns([*lines[:5], "begun g.1#1 d 10"])
     assert (alone.again.total(), alone.in_flight.total()) == (0, 0)
-    elsewhere = [*lines[:8], "begun g.1#1 a 30", "begun g.1#1 b 10"]
+    elsewhere = [*lines[:6], "begun g.1#1 a 30", "begun g.1#1 b 10"]
     for further in ([], ["begun g.0#2 d 10"]):  # the actor may begin nothing any more
         found = read_turns([*elsewhere, *further])
         assert (found.again, found.in_flight) == ({"kill": 2}, {"kill": 2})

@@ -23,6 +23,7 @@ PAGES = {
 BLOCK = re.compile(r"^ *```(\w+)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 RUN_BY = {
     "README.md": "tests/agent_rl/test_calls.py",
+    "docs/coming_from.md": "tests/agent_rl/test_calls.py",
     "docs/write_an_actor.md": "tests/examples/test_guide.py",
     "docs/write_a_tool.md": "tests/examples/test_environment_guide.py",
     "docs/write_an_environment.md": "tests/examples/test_environment_guide.py",
