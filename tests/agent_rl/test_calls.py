@@ -126,12 +126,7 @@ def test_mistakes_are_said_before_anything_starts(made: Path) -> None:
         (("m", ROWS, reward), {"beta": 0.1}, TypeError, "no setting 'beta': docs/configuration.md has all of them"),
         (("m", ROWS, [reward]), {}, TypeError, "`reward` must be one function"),
         (("m", ROWS, of_trl), {}, ContractError, "write `def reward(problem, transcript) -> float`"),
-        (
-            ("m", ROWS, reward),
-            {"learning_rat": 1},
-            TypeError,
-            "no setting 'learning_rat': did you mean 'learning_rate'",
-        ),
+        (("m", ROWS, reward), {"learning_rat": 1}, TypeError, "'learning_rat': did you mean 'learning_rate'"),
         (("m", ROWS, inner), {}, ValueError, "top level of a module"),
         (("m", ROWS, lambda problem, transcript: 0.0), {}, ValueError, "top level of a module"),
         (("m", ROWS, wrong), {}, ContractError, "the reward returned None"),

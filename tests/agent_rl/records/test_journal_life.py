@@ -255,14 +255,17 @@ TestLife.settings = settings(max_examples=15, stateful_step_count=25, deadline=N
 
 @pytest.mark.parametrize("then", ["is_trained", "leaves_the_stage", "loses_power"])
 @pytest.mark.parametrize("trained", [0, 1, 2])
-def test_two_steps_of_which_some_are_trained(trained: int, then: str) -> None:
-    """Each counts a group that was dropped, whose rollouts are the last on disk. The first may be trained twice."""
+@pytest.mark.parametrize("behind", [False, True])
+def test_two_steps_of_which_some_are_trained(behind: bool, trained: int, then: str) -> None:
+    """Each counts a group that was dropped; one ``behind`` it on disk is ready. The first may be trained twice."""
     life = Life()
     for which in range(len(life.groups)):
         life.ends(which=which, sample=1, attempt=0, reward=1.0)
     for _ in range(2):
         life.is_ready(which=0, oldest=0)
         life.is_dropped(which=0, counted=True, success=0.0)
+        if behind:
+            life.is_ready(which=0, oldest=0)
         life.closes()
     for again in range(trained):
         life.is_trained(which=0, replayed=bool(again), skipped=False)
