@@ -14,12 +14,12 @@ from pathlib import Path
 import torch
 
 EVERY_SECONDS = 1.0
-ALMOST = 0.6
+FREE = 0.6
 """So much of another core must be free, for a thread more."""
 
 
 def idle_seconds(stat: Path = Path("/proc/stat")) -> float:
-    """Seconds that the cores of this process were idle since the machine started, summed."""
+    """Seconds that this process's cores were idle, or waited for a disk, since the machine started, summed."""
     own = {f"cpu{core}" for core in os.sched_getaffinity(0)}
     rows = (line.split() for line in stat.read_text().splitlines() if line.startswith("cpu"))
     return sum(int(row[4]) + int(row[5]) for row in rows if row[0] in own) / os.sysconf("SC_CLK_TCK")
@@ -48,6 +48,6 @@ class SpareCores:
         if self._own < self._most and seconds >= EVERY_SECONDS:
             free, self._at = self._used() + self._idle(), self._at + seconds
             cores, self._before = (free - self._before) / seconds, free
-            self.threads = max(self._own, min(self._most, int(cores + 1.0 - ALMOST)))
+            self.threads = max(self._own, min(self._most, int(cores + 1.0 - FREE)))
         if torch.get_num_threads() != self.threads:
             torch.set_num_threads(self.threads)

@@ -71,9 +71,8 @@ class TorchEngine:
 
     ``kv_on_update``: after new weights, "recompute" prefills sequences in flight again, "keep" continues with their old
     keys and values. ``threads``: torch's threads in the decoding thread; up to ``most_threads`` while cores are
-    idle. ``dtype`` is that of weights that come,
-    ``compute`` that of products: "float32" agrees with a plain forward pass to about 1e-5 in log-probability,
-    "bfloat16" to about 1e-1.
+    idle. ``dtype`` is that of weights that come, ``compute`` that of products: "float32" agrees with a plain forward
+    pass to about 1e-5 in log-probability, "bfloat16" to about 1e-1.
 
     A rollout's tokens depend on its seed and not on the rest of the batch, up to rounding: torch's sums may differ in
     the last bit between batch sizes.
