@@ -329,8 +329,7 @@ class RolloutGenerator(Actor):
             return
         await self._served.ready.wait()
         started = self.context.now()
-        episode = self.make_episode(request)
-        self._resume(episode)
+        episode = self._episode(request)
         failure: tuple[Any, str] | None = None
         with running.scope as scope:
             try:
@@ -427,16 +426,17 @@ class RolloutGenerator(Actor):
         await wait()
         scope.cancel()
 
-    def _resume(self, episode: Episode) -> None:
-        turns = episode.request.turns
-        if not turns:
-            return
-        served = self._environments[episode.request.problem.environment].harness is not None
-        if fault := (episode.resume_at if served else episode.resume)(turns):
-            self.log.warning("rollout starts again from its beginning", rollout=episode.request.rollout, why=fault)
-            return
+    def _episode(self, request: RolloutRequest) -> Episode:
+        """The rollout with the turns that other generators have completed."""
+        episode = self.make_episode(request)
+        if not request.turns:
+            return episode
+        if fault := episode.resume(request.turns):
+            self.log.warning("rollout starts again from its beginning", rollout=request.rollout, why=fault)
+            return self.make_episode(request)
         self._kept.resumed(episode)
-        self.log.info("rollout goes on", rollout=episode.request.rollout, after_turn=len(turns))
+        self.log.info("rollout goes on", rollout=request.rollout, after_turn=len(request.turns))
+        return episode
 
     async def _run(self, running: Running, episode: Episode, started: float) -> bool:
         """Write a rollout. False: nothing came of it, and it begins again."""

@@ -171,7 +171,7 @@ class Episode:
         """Whether an agent at the gateway lists tools."""
         self.completed: list[CompletedTurn] = []
         self.resumed: list[tuple[CompletedTurn, Strand, int]] = []
-        """Turns that were taken in by `resume_at`, each with its strand and the strand's length after it."""
+        """Turns that were taken in, each with its strand and the strand's length after it."""
         self.seconds = 0.0
         """Seconds that the rollout took at other generators, up to the turns that were taken in."""
         self._complete: tuple[int, int, dict[str, bytes]] = (0, 0, {})
@@ -453,38 +453,6 @@ class Episode:
         self._completed(turn)
         return turn
 
-    def resume_at(self, turns: Sequence[CompletedTurn]) -> str:
-        """As `resume`, with turns of an agent at the gateway."""
-        if fault := chain_fault(prompt_check(()), turns):
-            return fault
-        strands: dict[int, Strand] = {}
-        for turn in turns:
-            place, given = turn.place, turn.answer.tolist()
-            if place is None or not (place.begins or place.strand in strands):
-                return f"turn {turn.number} has no place"
-            if not place.begins:
-                strand = strands[place.strand]
-                self._append_given(given, turn.policy, strand)
-            elif not strands:
-                self.begin(given)
-                strand = strands[place.strand] = self._first
-            else:
-                parent, shared = longest_common(self.strands, given)
-                strand = self.branch(parent, shared, given[shared:], turn.policy, place.cause or "rewrite")
-                strands[place.strand] = strand
-            if self.ended is not None:
-                return f"{len(turns)} turns leave no room for another"
-            strand.append(turn.written, turn.logprobs, token_by_token(turn.policies), mask=1)
-            self._texts.append(self.text_of(turn.written))
-            strand.turns.append(len(self._texts))
-            strand.side = place.side
-            self._records.extend(turn.calls)
-            self._replies.extend(turn.replies)
-            self.seconds = turn.seconds
-            self._completed(turn)
-            self.resumed.append((turn, strand, len(strand.whole)))
-        return "" if self.may_go_on else f"{len(turns)} turns are all that it may have"
-
     def _completed(self, turn: CompletedTurn) -> None:
         self.completed.append(turn)
         self._complete = (len(self._records), len(self._replies), dict(self.tool_states))
@@ -492,24 +460,50 @@ class Episode:
     def resume(self, turns: Sequence[CompletedTurn]) -> str:
         """Take turns in that another episode of the same request has completed; this one has none yet.
 
-        Returns why they cannot be taken in, or nothing. With a reason, the episode is unchanged.
+        Returns why they cannot be taken in, or nothing. With a reason, the episode is of no further use.
         """
-        length = sum(len(turn.written) + len(turn.answer) for turn in turns)
-        if self.ended is not None or length >= self.budget or len(turns) >= self.request.sampling.max_turns:
-            return f"{len(turns)} turns of {length} tokens leave no room for another"
-        strand = self._first
-        if fault := chain_fault(prompt_check(strand.shared), turns):
+        if fault := chain_fault(prompt_check(self._first.shared), turns):
             return fault
+        strands: dict[int, Strand] = {}
         for turn in turns:
+            if turn.place is None:
+                strand: Strand | None = self._first
+            else:
+                strand = self._placed(turn, turn.place, strands)
+            if strand is None:
+                return f"turn {turn.number} has no place"
             strand.append(turn.written, turn.logprobs, token_by_token(turn.policies), mask=1)
             self._texts.append(self.text_of(turn.written))
+            strand.turns.append(len(self._texts))
             self._records.extend(turn.calls)
             self._replies.extend(turn.replies)
-            self._append_given(turn.answer.tolist(), turn.policy)
-            self.tool_states.update(turn.tool_states)
-            self.state, self.seconds = turn.state, turn.seconds
+            if turn.place is None:
+                self._append_given(turn.answer.tolist(), turn.policy)
+                self.state = turn.state
+                self.tool_states.update(turn.tool_states)
+            self.seconds = turn.seconds
             self._completed(turn)
+            self.resumed.append((turn, strand, len(strand.whole)))
+        if self.ended is not None or (self._begun and not self.may_go_on):
+            return f"{len(turns)} turns leave no room for another"
         return ""
+
+    def _placed(self, turn: CompletedTurn, place: TurnPlace, strands: dict[int, Strand]) -> Strand | None:
+        """The strand that a turn of an agent at the gateway was written in, up to the turn. None: it is not known."""
+        given = turn.answer.tolist()
+        if not place.begins:
+            if (strand := strands.get(place.strand)) is not None:
+                self._append_given(given, turn.policy, strand)
+            return strand
+        if not strands:
+            self.begin(given)
+            strand = self._first
+        else:
+            parent, shared = longest_common(self.strands, given)
+            strand = self.branch(parent, shared, given[shared:], turn.policy, place.cause or "rewrite")
+        strand.side = place.side
+        strands[place.strand] = strand
+        return strand
 
     def trajectory(
         self, *, generator: str, seconds: float, failure: tuple[TrajectoryStatus, str] | None = None

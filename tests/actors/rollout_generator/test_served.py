@@ -101,7 +101,7 @@ async def agent(
 ) -> AsyncIterator[Agent]:
     episode = Episode(builders.request(sampling=Sampling(1.0, most, turns)), CHAT, longest, begun=False)
     turns_kept: list[CompletedTurn] = [] if kept is None else kept
-    assert not turns_kept or episode.resume_at(turns_kept) == ""
+    assert not turns_kept or episode.resume(turns_kept) == ""
     context = SimpleNamespace(now=trio.current_time)
     engine = Engine()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -426,17 +427,18 @@ class GeneratorContract(GeneratorBench):
             assert not self.turns(bench), "a turn that nothing follows was sent"
 
     @trio_test
-    async def test_turns_of_another_prompt_are_not_gone_on_from(self, tmp_path: Path) -> None:
+    async def test_turns_that_cannot_be_gone_on_from_are_left(self, tmp_path: Path) -> None:
         """The rollout then starts from its beginning, and ends as any other."""
         async with self.bench(tmp_path / "first", self.three_turns) as bench:
             await bench.ask(sampling=ROOM)
             await bench.trajectory()
             await self.settled()
             (first, second) = self.turns(bench)
-        async with self.bench(tmp_path / "second", self.three_turns) as bench:
-            await bench.ask(sampling=ROOM, turns=(second, first))
-            made = await bench.trajectory()
-            assert (made.status, made.turns, len(bench.engine.requests)) == ("finished", 3, 3), f"{made.status}"
+        for turns, most, status in ((second, first), 3, "finished"), ((first, second), 2, "turn_limit"):
+            async with self.bench(tmp_path / status, self.three_turns) as bench:
+                await bench.ask(sampling=replace(ROOM, max_turns=most), turns=turns)
+                made = await bench.trajectory()
+                assert (made.status, made.turns, len(bench.engine.requests)) == (status, most, most), made.status
 
     @trio_test
     async def test_the_scheduler_hears_how_long_a_rollout_was_at_its_end(self, tmp_path: Path) -> None:
