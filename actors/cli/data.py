@@ -16,8 +16,6 @@ from rich.table import Table
 from actors.cli.output import Mistake, complain, say
 from actors.cli.parameters import Positive
 from agent_rl.data.conversations import (
-    UNKNOWN_LAYOUT,
-    NoConversation,
     chat_format_of,
     conversation,
     row_fault,
@@ -28,6 +26,7 @@ from agent_rl.data.conversations import (
 from agent_rl.data.demonstrations import demonstration
 from agent_rl.data.fetch import Request
 from agent_rl.data.fetch import fetch as fetch_dataset
+from agent_rl.data.layouts import UNKNOWN_LAYOUT, NoConversation
 from agent_rl.data.review import Tally
 from agent_rl.data.rows import DataError, rows_of, writer
 from agent_rl.environments.base import TaskError

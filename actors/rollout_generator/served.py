@@ -16,16 +16,15 @@ import json
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
-from math import inf
 from typing import TYPE_CHECKING
 
 import numpy as np
 import trio
 
 from actors.engines.base import EngineError
-from actors.rollout_generator.agent_loop import Watch
+from actors.rollout_generator.asks import Ask, TurnWatch
 from actors.rollout_generator.tool_calls import ToolsUnavailableError, first_of
 from actors.rollout_generator.turns import NoRoom, RolloutOver, TurnWriter
 from agent_rl.config.hidden import without
@@ -34,7 +33,7 @@ from agent_rl.messages import Choice, Finish, Refusal, Said, SaidCall, ToolCallR
 from agent_rl.rollout.completed import token_by_token
 from agent_rl.rollout.conversation import Conversation, Message
 from agent_rl.rollout.keys import MODEL, generator_of, key_for
-from agent_rl.rollout.parsing import ParsedCall, begun
+from agent_rl.rollout.parsing import ParsedCall
 from agent_rl.rollout.prompts import LONG_TEXT, PromptError
 from agent_rl.rollout.said import (
     GatewaySpeech,
@@ -43,153 +42,20 @@ from agent_rl.rollout.said import (
     said_by_others,
     said_in,
     spoken,
-    spoken_so_far,
 )
 
 if TYPE_CHECKING:
     from actors.rollout_generator.agent_loop import AgentLoop
     from actors.rollout_generator.turns import Written
-    from agent_rl.messages import BranchCause, CompletedTurn, Float32Vector, Int32Matrix, Int32Vector
+    from agent_rl.messages import BranchCause, CompletedTurn, Float32Vector, Int32Vector
     from agent_rl.rollout.conversation import Plan
     from agent_rl.rollout.episode import Episode
     from agent_rl.rollout.parsing import AnyCall
-    from agent_rl.rollout.prompts import ChatFormat
 
-PART_SECONDS = 0.02
-"""The least between two replies with parts of one stream: what was written meanwhile goes together."""
 MESSAGE_CHARS = 4
 """What any message has at least, with the template's own text."""
 KNOWN_ENDS = 10_000
 """Keys of ended rollouts that are told from unknown ones."""
-
-
-@dataclass(eq=False)
-class _Ask:
-    """A request: its parts, and its answer once it is there. ``digest``: of its messages; ``bounds``: what ends it."""
-
-    digest: bytes
-    bounds: tuple[int, int, tuple[str, ...]]
-    parts: list[TurnPart] = field(default_factory=list)
-    prompt: Sequence[int] = ()
-    watches: list[_Watch] = field(default_factory=list)
-    told_at: float = -inf
-    """When parts were told last."""
-    given: TurnGiven | None = None
-    cut: bool = False
-    """A stream of it was begun, and its end is not told."""
-    done: trio.Event = field(default_factory=trio.Event)
-    _news: trio.Event = field(default_factory=trio.Event)
-
-    def part(self, part: TurnPart) -> None:
-        """Tell a part that no engine has written."""
-        self.parts.append(part)
-        self.tell()
-
-    def tell(self) -> None:
-        """Something new is there."""
-        self._news.set()
-        self._news = trio.Event()
-
-    def end(self, given: TurnGiven) -> None:
-        """Give the answer."""
-        self.given = given
-        self.done.set()
-        self.tell()
-
-    async def answer(self, asked: TurnAsked) -> TurnGiven:
-        """The answer, or parts of it."""
-        streams, count = asked.streams or asked.follows, asked.after
-        if not streams:
-            await self.done.wait()
-        elif asked.follows:
-            with trio.move_on_at(self.told_at + PART_SECONDS):
-                await self.done.wait()
-            while self.given is None and len(self.read()) <= count:
-                await self._news.wait()
-        parts = tuple(self.read()[count:]) if streams else ()
-        self.told_at = trio.current_time() if parts else self.told_at
-        self.cut = streams and self.given is None
-        if self.given is None:
-            return TurnGiven(done=False, parts=parts, prompt=np.array(self.prompt, dtype=np.int32))
-        given = self.given
-        return TurnGiven(True, given.refusal, given.why, parts, given.prompt, given.choices, given.policy_version)
-
-    def read(self) -> list[TurnPart]:
-        """All parts that are there by now."""
-        for watch in self.watches:
-            watch.read()
-        return self.parts
-
-
-class _Watch(Watch):
-    """Sees one turn being written: tells parts of it, and cuts it at a stop string."""
-
-    def __init__(self, chat: ChatFormat, ask: _Ask, choice: int, stop: Sequence[str], *, listens: bool = True) -> None:
-        """``listens``: parts are wanted while the turn is written."""
-        super().__init__(chat)
-        self._ask, self._choice, self._stop = ask, choice, stop
-        self.listens = listens or bool(stop)
-        self._known = 0
-        """How many pieces of what was told were read."""
-        self._shown = Spoken("")
-        self._whole: Spoken | None = None
-        ask.watches.append(self)
-
-    def began(self, prompt: Sequence[int]) -> None:
-        """The prompt; of several turns of a request it is the same."""
-        self._ask.prompt = prompt
-
-    def wrote(self, tokens: Int32Vector, logprobs: Float32Vector, policies: Int32Matrix) -> None:
-        """Take what was written. It is read when somebody asks, or at once where it may have to be cut."""
-        if self.cut_at or self.failure or not len(tokens):
-            return
-        self._told.append((tokens, logprobs, policies))
-        self._count += len(tokens)
-        if self._stop:
-            try:
-                self.read()
-            except Exception as error:  # noqa: BLE001 - the engine must not hear of it
-                self.failure = error
-            if self.cut_at or self.failure:
-                self.scope.cancel()
-        self._ask.tell()
-
-    def read(self) -> None:
-        """Make parts of what is certain of it; of a whole turn, of all."""
-        if new := self._told[self._known :]:
-            self._known = len(self._told)
-            tokens, logprobs, _ = (np.concatenate(each) for each in zip(*new, strict=True))
-            self._unfolding.add([token for token in tokens.tolist() if token not in self._chat.stop_tokens])
-            text = self.before_stop(self._unfolding.text)
-            self._part(spoken_so_far(self._chat, self._held_back(text)), tokens, logprobs)
-        if (whole := self._whole) is not None:
-            self._whole = None
-            if whole.content != self._shown.content or whole.reasoning != self._shown.reasoning:
-                none = np.zeros(0, dtype=np.int32)
-                self._part(whole, none, none.astype(np.float32))
-
-    def finished(self, spoken: Spoken) -> None:
-        """The whole turn, with the text that was held back."""
-        self._whole = spoken
-
-    def _part(self, now: Spoken, tokens: Int32Vector, logprobs: Float32Vector) -> None:
-        content, reasoning = now.content[len(self._shown.content) :], now.reasoning[len(self._shown.reasoning) :]
-        self._shown = now
-        self._ask.parts.append(TurnPart(self._choice, content, reasoning, tokens, logprobs))
-
-    def before_stop(self, text: str) -> str:
-        """The text up to the first stop string, which is searched after the template's prefill."""
-        start = len(self._chat.prefill)
-        found = [(at, each) for each in self._stop if (at := text.find(each, start)) >= 0]
-        if not found:
-            return text
-        at, self.cut_at = min(found)
-        return text[:at]
-
-    def _held_back(self, text: str) -> str:
-        """Without the end that may begin a stop string."""
-        held = max((begun(text, each) for each in self._stop), default=0)
-        return text if self.cut_at else text[: len(text) - held]
 
 
 _NOTHING = np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.float32)
@@ -226,14 +92,14 @@ class ServedRollout:
         self._writer = TurnWriter(agent, episode)
         self._conversation = Conversation(episode, GatewaySpeech(agent.chat))
         self._nursery = nursery
-        self._asks: dict[str, _Ask] = {}
-        self._same: dict[bytes, _Ask] = {}
+        self._asks: dict[str, Ask] = {}
+        self._same: dict[bytes, Ask] = {}
         """The newest request by the digest of its messages."""
         self._texts: list[str] = []
         self._told = told
         self._resumed: dict[bytes, deque[tuple[CompletedTurn, Sequence[int]]]] = {}
         """Turns of an earlier process by what asked for them, each with its prompt."""
-        self._earlier: dict[bytes, deque[_Ask]] = {}
+        self._earlier: dict[bytes, deque[Ask]] = {}
         """Requests of an agent that was started again, by the digests of their messages."""
         for turn, strand, length in episode.resumed:
             assert turn.place is not None
@@ -243,7 +109,7 @@ class ServedRollout:
             prompt = strand.whole[: length - len(turn.written)]
             self._resumed.setdefault(turn.place.digest, deque()).append((turn, prompt))
 
-    def _kept(self, asked: TurnAsked, ask: _Ask) -> dict[int, tuple[Choice, int]]:
+    def _kept(self, asked: TurnAsked, ask: Ask) -> dict[int, tuple[Choice, int]]:
         """The choices of a request that an earlier process has written, each with the version of its policy."""
         found = {}
         left = self._resumed.get(ask.digest, deque())
@@ -254,7 +120,7 @@ class ServedRollout:
             turn, ask.prompt = left[at]
             del left[at]
             assert turn.place is not None
-            watch = _Watch(self._chat, ask, number, asked.stop)
+            watch = TurnWatch(self._chat, ask, number, asked.stop)
             watch.wrote(turn.written, turn.logprobs, token_by_token(turn.policies))
             said = spoken(self._chat, watch.before_stop(self.episode.text_of(turn.written)))
             watch.finished(said)
@@ -297,7 +163,7 @@ class ServedRollout:
             ask = found
         return await ask.answer(asked)
 
-    async def _begin(self, asked: TurnAsked) -> _Ask | TurnGiven:
+    async def _begin(self, asked: TurnAsked) -> Ask | TurnGiven:
         """Raises PromptError."""
         size = len(asked.tools) + sum(map(_size, asked.messages))
         if self.episode.longest is not None and size > self.episode.longest * self._chat.longest_token:
@@ -343,7 +209,7 @@ class ServedRollout:
         if asked.again and (known := self._same.get(digest)) is not None and known.bounds == bounds:
             self._asks[asked.ask] = known
             return known
-        ask = _Ask(digest, bounds, prompt=prompt)
+        ask = Ask(digest, bounds, prompt=prompt)
         kept = self._kept(asked, ask)
         if len(kept) < asked.count and self.episode.ended is None and self.episode.room_after(plan)[1] < 1:
             return TurnGiven(refusal="overflow", why=self._overflow())
@@ -391,7 +257,7 @@ class ServedRollout:
 
     async def _write(
         self,
-        ask: _Ask,
+        ask: Ask,
         asked: TurnAsked,
         planned: Callable[[], Plan],
         given: tuple[Message, ...],
@@ -405,7 +271,7 @@ class ServedRollout:
         """
 
         async def write_turn(number: int, planned: Callable[[], Plan]) -> tuple[Spoken, Written, str]:
-            watch = _Watch(self._chat, ask, number, asked.stop, listens=asked.streams)
+            watch = TurnWatch(self._chat, ask, number, asked.stop, listens=asked.streams)
             said: list[Spoken] = []
 
             def read(text: str) -> Message:

@@ -28,7 +28,8 @@ from typing import IO, Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from agent_rl.data.conversations import Conversation, NoConversation, conversation, row_fault, sampled_tokens
+from agent_rl.data.conversations import Conversation, conversation, row_fault, sampled_tokens
+from agent_rl.data.layouts import NoConversation
 from agent_rl.data.rows import json_line
 from agent_rl.environments.base import TaskError
 from agent_rl.environments.task_files import read_rows, resolve

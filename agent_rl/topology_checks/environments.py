@@ -27,7 +27,6 @@ from agent_rl.config.source import Finding
 from agent_rl.config.toml_lines import KeyPath
 from agent_rl.config.topology import EvaluateStage, RlStage, SftStage, Topology
 from agent_rl.data.conversations import (
-    NoConversation,
     called_tools,
     conversation,
     first_rows,
@@ -36,6 +35,7 @@ from agent_rl.data.conversations import (
     try_conversations,
     unread_fields,
 )
+from agent_rl.data.layouts import NoConversation
 from agent_rl.environments.base import BlockedError, Environment, TaskError, TaskSource
 from agent_rl.environments.judging import OUTPUTS, fault_of, made_up_transcripts, sound_judgement, tried_judge
 from agent_rl.environments.load import Environments, asked, for_each, found_class, settings_model, sound_prompt

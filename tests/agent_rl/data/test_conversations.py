@@ -10,7 +10,8 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from agent_rl.data.conversations import NoConversation, conversation, try_conversations, unread_fields, written
+from agent_rl.data.conversations import conversation, try_conversations, unread_fields, written
+from agent_rl.data.layouts import NoConversation
 from agent_rl.environments.base import TaskError
 from agent_rl.environments.task_files import read_rows
 from agent_rl.learning.tiny import build_tokenizer

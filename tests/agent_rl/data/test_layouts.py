@@ -12,16 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.cli.main import main
-from agent_rl.data.conversations import (
-    LAYOUTS,
-    NoConversation,
-    bracket_calls,
-    call_text,
-    conversation,
-    tool_turn_without_call,
-    try_conversations,
-    written,
-)
+from agent_rl.data.conversations import conversation, tool_turn_without_call, try_conversations, written
+from agent_rl.data.layouts import LAYOUTS, NoConversation, bracket_calls, call_text
 from agent_rl.environments.base import TaskError
 from agent_rl.rollout.parsing import ParsedCall, parse_calls
 from tests.agent_rl.data.test_data_command import write_rows
