@@ -33,6 +33,7 @@ from agent_rl.environments.rows import judgement, refuse_other_arguments
 from agent_rl.environments.task_files import read_tasks
 from agent_rl.files.disk import whole
 from agent_rl.messages import Problem, Transcript
+from agent_rl.models.devices import gpus_here
 from agent_rl.records.journal import JournalError
 from agent_rl.records.run_data import Run, load_run
 
@@ -43,10 +44,27 @@ Reward: TypeAlias = Callable[[Problem, Transcript], Any]
 MADE = "# Made by a call of agent_rl. `agent-rl run` takes it too; to change it, give it another name.\n"
 ALGORITHM = {"groups_per_step": 8, "samples": 16}
 """Half of the samples are kept, as in the paper."""
+ON_PROCESSORS = {"microbatch_tokens": 1024}
+"""Where there is no GPU: the default of 16,384 is for one, and takes tens of GiB."""
 LIMITS = {"max_response_tokens": 512, "max_turns": 1}
 WITH_TOOLS = {"max_response_tokens": 1024, "max_turns": 8}
 FIELDS: Mapping[str, type[BaseModel]] = {"run": RunTable, "algorithm": Algorithm, "stage": RlStage}
 """The tables that a keyword's name is looked for in, the first one first."""
+OTHERS = {
+    "lr": "learning_rate",
+    "num_generations": "samples",
+    "n": "samples",
+    "max_completion_length": "max_response_tokens",
+    "max_tokens": "max_response_tokens",
+    "max_steps": "steps",
+    "train_batch_size": "groups_per_step",
+    "per_device_train_batch_size": "groups_per_step",
+    "num_iterations": "epochs",
+    "epsilon": "clip_low",
+    "output_dir": "directory",
+    "run_name": "name",
+}
+"""Names of TRL and verl whose nearest name here is another one."""
 TRANSLATED = "docs/configuration.md has all of them, docs/coming_from.md those of TRL and verl by their names there"
 TABLES = set(Topology.model_fields) - {"model", "environments", "stages"}
 """Those that are given whole."""
@@ -57,7 +75,7 @@ def train(
     problems: Problems | type[Environment],
     reward: Reward | None = None,
     *,
-    tools: Sequence[Callable[..., Any]] = (),
+    tools: Sequence[Callable[..., Any] | str] = (),
     steps: int = 100,
     evaluation: Problems | int = (),
     system: str = "",
@@ -70,15 +88,17 @@ def train(
     ``model``: a path, a name of the hub, or the topology's table ``model``. ``problems``: a file or rows, each with
     ``problem`` (or ``prompt``), and ``answer`` and other columns as the reward needs them; or an environment class.
     ``reward(problem, transcript)`` returns a number (success is 1 or more), a bool or a `Judgement`. ``tools`` are
-    functions with annotations and docstrings. ``evaluation`` are held-out problems, asked before and after; of an
-    environment class their number. ``system`` stands before each problem.
+    functions with annotations and docstrings, or names as in a topology. ``evaluation`` are held-out problems, asked
+    before and after; of an environment class their number. ``system`` stands before each problem.
 
     ``settings`` have the names of the topology: those of ``run``, ``algorithm`` and an rl stage as they are
     (``learning_rate=1e-6, samples=16, name="mine"``), and other tables whole (``actors={...}``). Without any, a step
-    has 8 groups of 16 samples, of which RoC keeps half; a rollout has one turn and 512 tokens, with tools 8 and 1024.
+    has 8 groups of 16 samples, of which RoC keeps half; a rollout has one turn and 512 tokens, with tools 8 and 1024;
+    without a GPU the learner computes 1024 tokens at once.
 
-    Raises TypeError and ValueError for arguments that cannot be, TaskError for problems that are none, what the reward
-    raises of the first problem, and SystemExit with the exit code of a run that fails, after it has said why.
+    Raises TypeError and ValueError for arguments that cannot be, TaskError for problems that are none, ContractError
+    for a reward that is no number, what the reward raises of the first problem, and SystemExit with the exit code of a
+    run that fails, after it has said why.
     """
     return _run(model, problems, reward, tools, steps, evaluation, system, settings)
 
@@ -88,7 +108,7 @@ def evaluate(
     problems: Problems,
     reward: Reward,
     *,
-    tools: Sequence[Callable[..., Any]] = (),
+    tools: Sequence[Callable[..., Any] | str] = (),
     system: str = "",
     **settings: Any,
 ) -> Run:
@@ -100,7 +120,7 @@ def _run(
     model: str | Path | Mapping[str, Any],
     problems: Problems | type[Environment],
     reward: Reward | None,
-    tools: Sequence[Callable[..., Any]],
+    tools: Sequence[Callable[..., Any] | str],
     steps: int,
     evaluation: Problems | int,
     system: str,
@@ -129,11 +149,9 @@ def _run(
             rows, found = _problems(given, folder / f"{name}.{key}.jsonl")
             if found:
                 entry["settings"][key] = [rows]
-                silent = Transcript(("",))
-                if not inspect.iscoroutinefunction(reward):
-                    judgement(reward(found[0], silent), found[0], silent, reward)
+                _try(reward, found)
             asked = len(found)
-    algorithm = ALGORITHM | tables.pop("algorithm")
+    algorithm = ALGORITHM | ({} if gpus_here() else ON_PROCESSORS) | tables.pop("algorithm")
     algorithm.setdefault("keep", max(2, algorithm["samples"] // 2))
     stage = (WITH_TOOLS if tools else LIMITS) | tables.pop("stage")
     stages: list[dict[str, Any]] = [{"kind": "rl", "name": "rl", "steps": steps, **stage}] if steps else []
@@ -151,21 +169,37 @@ def _run(
     if file.exists() and not file.read_text(encoding="utf-8").startswith(MADE):
         raise ValueError(f"{file} is there, and no call has made it; give this run another `name`")
     text = MADE + tomli_w.dumps(made)
-    if file.exists() and file.read_text(encoding="utf-8") == text and (run := _ended(directory)):
-        return run
-    with whole(file) as partial:
-        partial.write_text(text, encoding="utf-8")
-    _start(file)
-    return load_run(directory)
+    before, trained = _ended(directory) if file.exists() else (None, 0)
+    if before is None or file.read_text(encoding="utf-8") != text:
+        with whole(file) as partial:
+            partial.write_text(text, encoding="utf-8")
+        _start(file)
+    run = load_run(directory)
+    if before is not None and sum(1 for _ in run.steps) == trained:
+        say = "had ended, and is read as it is, whatever has changed since in rows, reward or settings"
+        print(f"{directory} {say}; to train anew, give another `name`")  # noqa: T201 - to the caller of a script
+    return run
 
 
-def _ended(directory: str) -> Run | None:
-    """The run that is there, if it has ended."""
+def _try(reward: Reward, problems: Sequence[Problem]) -> None:
+    """Ask the reward about an empty answer to the first problem, and to the first one without a gold answer."""
+    silent = Transcript(("",))
+    if inspect.iscoroutinefunction(reward):
+        return
+    for problem in (problems[0], *[each for each in problems if not each.answer][:1]):
+        if judgement(reward(problem, silent), problem, silent, reward).success:
+            why = "" if problem.answer else ", which has no `answer`"
+            print(f"the reward takes an empty answer for a success, as to problem {problem.id!r}{why}")  # noqa: T201
+            return
+
+
+def _ended(directory: str) -> tuple[Run | None, int]:
+    """The run that is there, if it has ended, and its number of steps."""
     try:
         run = load_run(directory)
     except JournalError:
-        return None
-    return run if run.state == "ended" else None
+        return None, 0
+    return (run if run.state == "ended" else None), sum(1 for _ in run.steps)
 
 
 def _refuse_imports() -> None:
@@ -190,12 +224,15 @@ def _tables(settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
             tables[key] = tables.get(key, {}) | value
         else:
             known = chain(TABLES, *(kind.model_fields for kind in FIELDS.values()))
-            raise TypeError(f"there is no setting {key!r}: {suggest(key, known, TRANSLATED)}")
+            hint = f"here it is `{OTHERS[key]}`" if key in OTHERS else suggest(key, known, TRANSLATED)
+            raise TypeError(f"there is no setting {key!r}: {hint}")
     return tables
 
 
 def _reference(code: Any) -> str:
     """``module:name`` of a function or class that actors can import. Raises ValueError for another one."""
+    if isinstance(code, str):
+        return code
     code = getattr(code, "function", code)  # of a tool
     module, name = code.__module__, code.__qualname__
     if not name.isidentifier():
@@ -247,6 +284,8 @@ def _start(file: Path) -> None:
             if notebook:
                 run.send_signal(signal.SIGINT)
             run.wait()
-            raise
+            if notebook:
+                raise
+            raise SystemExit(128 + signal.SIGINT) from None
     if code:
         raise SystemExit(code)

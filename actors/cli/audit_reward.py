@@ -70,6 +70,8 @@ def audit_reward(
             say(f"{fault}: {each['said']!r:.100} for {each['answer']!r:.40} ({each['kind']}) {each['detail']}")
         if len(some) > SHOWN:
             say(f"and {len(some) - SHOWN} more of this fault; --out FILE has all")
+    if [each["fault"] for each in faults] == ["crash"] * len(asked):
+        say("every case crashed; a reward that reads further columns needs cases that have them: --cases FILE")
     if out:
         out.write_text("".join(f"{json_format.dumps(each)}\n" for each in faults), encoding="utf-8")
     return int(any(each["fault"] != "false reject" for each in faults))

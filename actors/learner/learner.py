@@ -390,7 +390,8 @@ class Learner(Actor):
         if ready is not None and (figures := ready.figures or ready.selection):
             self.log.info("selection" if ready.selection else "evaluation", **figures.row())
             if ready.figures is not None:
-                self._alarm(dict(too_low(ready.figures.sampled.success, LEAST_START)))
+                sampled = ready.figures.sampled
+                self._alarm(dict(too_low(sampled.success, sampled.answered.reward, LEAST_START)))
                 self._pace = Pace.of(ready.figures, self.context.now() - began)
         return True
 

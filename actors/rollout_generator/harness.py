@@ -32,7 +32,7 @@ from actors.sandbox.isolation.control_groups import ControlGroups, control_group
 from actors.sandbox.isolation.jail import WORK, Jail
 from actors.sandbox.isolation.levels import outer_users, visible
 from actors.sandbox.owner.containers import MAKE_SECONDS, Containers, Docker, Limits
-from actors.sandbox.owner.programs import LOST, START_SECONDS, Program, StartError, Zygote, installation
+from actors.sandbox.owner.programs import START_SECONDS, WARDEN_LOST, Program, StartError, Zygote, installation
 from actors.sandbox.owner.relay import relay
 from agent_rl.config.hidden import is_reference, with_environment, without
 from agent_rl.config.plugins import called
@@ -397,7 +397,7 @@ def _outcome(told: Mapping[str, Any], program: Program, secrets: Sequence[str]) 
     }
     files = {without(secrets, name): without(secrets, text) for name, text in told.get("files", {}).items()}
     checked = {f"check_{name}": text for name, text in check.items()}
-    lost = told.get("fault") == LOST  # other faults of the warden are the program's doing
+    lost = told.get("fault") == WARDEN_LOST  # other faults of the warden are the program's doing
     return HarnessOutcome(status, without(secrets, program.text), files, **checked, lost=lost)
 
 

@@ -19,6 +19,7 @@ from agent_rl.environments.base import (
     ToolOutput,
 )
 from agent_rl.messages import (
+    LOST,
     EnvironmentMessage,
     Judgement,
     Problem,
@@ -32,8 +33,6 @@ T = TypeVar("T")
 
 LARGEST_REWARD, LARGEST_FIGURE = 1e6, 1e30
 """Of a judgement: with larger ones the advantages of a whole step would not be finite."""
-LOST = frozenset({"failed", "cancelled", "prompt_too_long", "environment_failed"})
-"""Statuses of rollouts that the model did not bring to an end, so that there is nothing to judge."""
 
 
 def judged_at_once(environments: Mapping[str, Environment], problem: Problem, trajectory: Trajectory) -> Trajectory:

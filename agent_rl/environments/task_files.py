@@ -252,7 +252,6 @@ def answer_of(row: Mapping[str, Any], where: str) -> str:
     unknown = unknown or (isinstance(answer, float) and not isfinite(answer))  # as tables write what is missing
     text = "" if unknown else str(answer).strip()
     if not text:
-        raise TaskError(
-            f"{where}: `answer` (or `reward_model.ground_truth`) is {answer!r:.100}; it must be text or a number"
-        )
+        found = f"{answer!r:.100}" if unknown else "empty"
+        raise TaskError(f"{where}: `answer` (or `reward_model.ground_truth`) is {found}; it must be text or a number")
     return text

@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from agent_rl.config.selection import Solved
-from agent_rl.environments.judging import LOST
 from agent_rl.environments.maths.environment import BY_VALUE
 from agent_rl.evaluation.measures import maj_at_k, pass_at_k, powers_of_two
 from agent_rl.evaluation.problems import EvaluationError
 from agent_rl.files.disk import whole
 from agent_rl.files.reading_json import json_value, read_json
 from agent_rl.groups.measures import mean_interval
-from agent_rl.messages import Problem
+from agent_rl.messages import LOST, Problem
 from agent_rl.records.journal import JOURNAL, Stored, read_journal
 
 FILE = "results.json"

@@ -12,7 +12,7 @@ import json
 import math
 import signal
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,8 @@ class Case:
     answer: str
     said: str
     right: bool
+    columns: dict[str, Any] = field(default_factory=dict)
+    """Further ones of a row, as a reward reads them."""
 
 
 def stored_cases(form: str = SAID) -> list[Case]:
@@ -107,7 +109,10 @@ def cases_in(path: Path) -> list[Case]:
         said, right = row.get("said"), row.get("right")
         if not isinstance(said, str) or not isinstance(right, bool):
             raise TaskError(f"{where}: `said` must be text, and `right` true or false; columns are {sorted(row)}")
-        found.append(Case(str(row.get("kind", "own")), text_of(row, where), answer_of(row, where), said, right))
+        columns = {key: value for key, value in row.items() if key not in {"problem", "answer", "said", "right"}}
+        answered = row.get("answer", row.get("reward_model")) is not None
+        answer = answer_of(row, where) if answered else ""
+        found.append(Case(str(row.get("kind", "own")), text_of(row, where), answer, said, right, columns))
     if not found:
         raise TaskError(f"{path}: the file holds no cases")
     return found
@@ -148,14 +153,15 @@ def asked(reward: Callable[..., Any], case: Case) -> Any:
     parameters = inspect.signature(reward).parameters
     if "completions" in parameters:
         said = [{"role": "assistant", "content": case.said}]
-        columns = {key: [case.answer] for key in ("answer", "solution", "ground_truth", "target")}
+        golds = dict.fromkeys(("answer", "solution", "ground_truth", "target"), case.answer)
+        columns = {key: [value] for key, value in (golds | case.columns).items()}
         prompts = [[{"role": "user", "content": case.problem}]]
         return reward(**_taken(parameters, {"prompts": prompts, "completions": [said], **columns}))[0]
     if "solution_str" in parameters:
         given = {"data_source": "audit", "solution_str": case.said, "ground_truth": case.answer}
-        found = reward(**_taken(parameters, {**given, "extra_info": {"question": case.problem}}))
+        found = reward(**_taken(parameters, {**given, "extra_info": {"question": case.problem, **case.columns}}))
         return found["score"] if isinstance(found, Mapping) else found
-    problem = Problem("audit", case.problem, case.answer, payload=asdict(case))
+    problem = Problem("audit", case.problem, case.answer, payload=case.columns)
     found = reward(problem, Transcript((case.said,)))
     return getattr(found, "reward", found)
 

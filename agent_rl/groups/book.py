@@ -17,7 +17,6 @@ import numpy as np
 from agent_rl.config.algorithm import Algorithm
 from agent_rl.config.selection import SelectStage, Solved
 from agent_rl.config.topology import EvaluateStage, RlStage, Stage
-from agent_rl.environments.judging import LOST
 from agent_rl.groups.instructions import (
     EQUAL_REWARDS,
     NOT_ADMITTED,
@@ -42,6 +41,7 @@ from agent_rl.groups.resampling import Candidate, Select, has_signal, sound_sele
 from agent_rl.groups.selection import InterimEvaluations, Selection, StageEvaluation, sampled_problem
 from agent_rl.groups.statistics import RolloutFigures, delivered, fated, step_figures
 from agent_rl.messages import (
+    LOST,
     Evaluation,
     GroupOpened,
     GroupOutcome,

@@ -10,10 +10,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from agent_rl.config.topology import EvaluateStage
-from agent_rl.environments.judging import LOST
 from agent_rl.figures import AnswerFigures, EvaluationFigures, RolloutMeans, StepFigures
 from agent_rl.groups.measures import mean_interval
-from agent_rl.messages import GroupOpened, Judgement, TagCounts, Trajectory
+from agent_rl.messages import LOST, GroupOpened, Judgement, TagCounts, Trajectory
 from agent_rl.scheduling.staleness import Step
 
 

@@ -17,6 +17,8 @@ Purpose: TypeAlias = Literal["train", "evaluate_sampled", "evaluate_greedy", "se
 TrajectoryStatus: TypeAlias = Literal[
     "finished", "truncated", "turn_limit", "failed", "cancelled", "prompt_too_long", "environment_failed"
 ]
+LOST = frozenset({"failed", "cancelled", "prompt_too_long", "environment_failed"})
+"""Statuses of rollouts that the model did not bring to an end, so that there is nothing to judge."""
 ToolOutcome: TypeAlias = Literal[
     "success", "error", "timeout", "memory_limit", "output_limit", "killed", "malformed", "unknown_tool", "unavailable"
 ]

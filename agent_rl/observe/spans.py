@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from agent_rl.environments.judging import LOST
-from agent_rl.messages import Trajectory
+from agent_rl.messages import LOST, Trajectory
 
 
 @dataclass(frozen=True, slots=True)

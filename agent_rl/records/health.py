@@ -30,7 +30,7 @@ FALL_SHARE, LEAST_FALL = 0.5, 0.1
 """The share of the best window's success below which the present one has fallen, and the least fall."""
 RAISED_WHEN = {
     "no_tool_calls": "nothing called a tool, though tools are offered",
-    "low_success": "below 2 % of answers are right, or below 5 % in the evaluation before",
+    "low_success": "success and reward are below 2 %, or below 5 % in the evaluation before",
     "no_signal": "no group had a gradient, none because of staleness",
     "low_entropy": "entropy is below 0.02 nats a token, and success below 80 %",
     "truncated": "over a third of rollouts run out of tokens",
@@ -50,9 +50,9 @@ class Alarm(NamedTuple):
     text: str
 
 
-def too_low(success: float, least: float = LEAST_SUCCESS) -> Iterator[Alarm]:
-    """The alarm about so little success that rewards say hardly anything."""
-    if success < least:
+def too_low(success: float, reward: float, least: float = LEAST_SUCCESS) -> Iterator[Alarm]:
+    """The alarm about so little success that rewards say hardly anything. Those between 0 and 1 say something."""
+    if max(success, reward) < least:
         yield Alarm(
             "low_success",
             f"{success:.1%} of answers are right, too few to learn from: teach the form of calls and answers first (an "
@@ -95,7 +95,7 @@ class Health:
 
     def _alarms(self, length: float, luck: float, first_length: float, first_luck: float) -> Iterator[Alarm]:
         success, calls = self._sampled("success"), self._sampled("tool_calls")
-        yield from too_low(success)
+        yield from too_low(success, self._sampled("reward"))
         if self._tools and calls == 0.0:
             yield Alarm(
                 "no_tool_calls",

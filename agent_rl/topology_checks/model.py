@@ -36,7 +36,11 @@ def model_findings(topology: Topology, facts: Facts) -> Iterator[Finding]:
     here = not is_hub_name(name)
     directory = Path(name).expanduser()
     if here and not directory.is_dir():
-        yield Finding(PLACE, f"there is no directory {directory}", "it is relative to the working directory")
+        remedy = "correct the path" if directory.is_absolute() else "it is relative to the working directory"
+        yield Finding(PLACE, f"there is no directory {directory}", remedy)
+        return
+    if here and (directory / "checkpoints").is_dir():
+        yield Finding(PLACE, f"{directory} is a run", "name a model in its folder `checkpoints`")
         return
     if here and not (directory / "config.json").is_file():
         yield Finding(PLACE, f"{directory} has no config.json", "it must be a Hugging Face model directory")

@@ -35,6 +35,15 @@ def uneven(problem, transcript):
         case "nan": return float("nan")
         case "none": return None
     return transcript.text == problem.answer
+
+def of_columns(problem, transcript):
+    return transcript.text in problem.data["kind"] and not {"right", "said"} & problem.data.keys()
+
+def columns_of_trl(completions, kind, **kwargs):
+    return [float(said[0]["content"] in allowed) for said, allowed in zip(completions, kind)]
+
+def columns_of_verl(solution_str, extra_info):
+    return float(solution_str in extra_info["kind"])
 """
 
 
@@ -80,6 +89,19 @@ def test_whatever_a_reward_does_of_one_case_the_others_are_asked(folder: Path) -
     details = {str(each["said"]): str(each["detail"]) for each in found}
     assert details["raises"] == "KeyError: 'no such thing'"
     assert details["none"] == "it returned None, which is no finite number"
+
+
+@pytest.mark.parametrize("function", ["of_columns", "columns_of_trl", "columns_of_verl"])
+def test_a_reward_reads_the_columns_of_cases_and_nothing_else_of_them(
+    folder: Path, function: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"problem": "Which?", "kind": ["a", "b"], "said": said, "right": said < "c"} for said in "abc"]
+    (folder / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert faults(folder, function, "--cases", "mine.jsonl", code=0) == []
+    lacking = "".join(json.dumps({**row, "kind": None}) + "\n" for row in rows)
+    (folder / "mine.jsonl").write_text(lacking)
+    assert {each["fault"] for each in faults(folder, function, "--cases", "mine.jsonl", code=1)} == {"crash"}
+    assert "every case crashed; a reward that reads further columns" in capfd.readouterr().out
 
 
 def test_the_signature_of_verl_is_asked_in_the_form_that_is_given(folder: Path) -> None:

@@ -21,6 +21,7 @@ from agent_rl.environments.base import TaskError
 from agent_rl.environments.load import mixed_tasks
 from agent_rl.environments.tools import tool
 from agent_rl.messages import Problem, Transcript
+from agent_rl.models.devices import gpus_here
 from tests.agent_rl.environments.test_tasks import Numbers
 
 ROWS = [{"problem": "Largest of 1, 2?", "answer": 2, "pair": [1, 2]}, {"problem": "Largest of 3, 1?", "answer": 3}]
@@ -53,6 +54,10 @@ def reward(problem: Problem, transcript: Transcript) -> float:
     return float(transcript.answer == problem.answer)
 
 
+def within(problem: Problem, transcript: Transcript) -> bool:
+    return problem.answer in transcript.answer
+
+
 def wrong(problem: Problem, transcript: Transcript) -> Any:
     return problem.data.get("nothing")
 
@@ -77,7 +82,7 @@ def test_keywords_have_the_names_of_a_topology(made: Path) -> None:
         "models/none",
         ROWS[:1],
         reward,
-        tools=[half],
+        tools=[half, "python"],
         steps=3,
         evaluation=[("Two?", "2")],
         system="Be brief.",
@@ -94,10 +99,11 @@ def test_keywords_have_the_names_of_a_topology(made: Path) -> None:
     assert (trained.learning_rate, trained.steps) == (1e-6, 3)  # type: ignore[union-attr]
     assert (topology.run.seed, topology.algorithm.loss, topology.model.path) == (7, "gspo", "models/none")
     assert (topology.algorithm.samples, topology.algorithm.keep) == (4, 2)
+    assert topology.algorithm.microbatch_tokens == (16384 if gpus_here() else 1024)
     assert topology.actors["rollout_generator"].replicas == 2
     (entry,) = topology.environments
     assert entry.settings["reward"] == f"{__name__}:reward"
-    assert entry.tools == (f"{__name__}:half",)
+    assert entry.tools == (f"{__name__}:half", "python")
     assert [json.loads(line) for line in (made / "mine.files.jsonl").read_text().splitlines()] == ROWS[:1]
 
 
@@ -114,6 +120,22 @@ def test_an_evaluation_is_one_stage(made: Path) -> None:
     assert (stage.kind, stage.problems) == ("evaluate", 2)  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        (ROWS, ""),
+        ([*ROWS, {"problem": "?"}], "for a success, as to problem 'mine.files.jsonl:3', which has no `answer`"),
+    ],
+)
+def test_a_reward_for_saying_nothing_is_told(
+    made: Path, capsys: pytest.CaptureFixture[str], rows: list[dict[str, Any]], said: str
+) -> None:
+    agent_rl.train("m", rows, within)
+    out = capsys.readouterr().out
+    assert said in out
+    assert bool(out) == bool(said)
+
+
 def test_mistakes_are_said_before_anything_starts(made: Path) -> None:
     def inner(problem: Problem, transcript: Transcript) -> float:
         return 0.0
@@ -124,6 +146,7 @@ def test_mistakes_are_said_before_anything_starts(made: Path) -> None:
         (("m", ROWS), {}, TypeError, "rows need a `reward`"),
         (("m", ROWS, reward), {"evaluation": 3}, TypeError, "`evaluation` must be held-out rows"),
         (("m", ROWS, reward), {"beta": 0.1}, TypeError, "no setting 'beta': docs/configuration.md has all of them"),
+        (("m", ROWS, reward), {"lr": 1e-6}, TypeError, "no setting 'lr': here it is `learning_rate`"),
         (("m", ROWS, [reward]), {}, TypeError, "`reward` must be one function"),
         (("m", ROWS, of_trl), {}, ContractError, "write `def reward(problem, transcript) -> float`"),
         (("m", ROWS, reward), {"learning_rat": 1}, TypeError, "'learning_rat': did you mean 'learning_rate'"),
@@ -184,6 +207,7 @@ def test_a_script_trains_and_a_finished_run_is_read(tmp_path: Path) -> None:
         done = run(tmp_path, 'if __name__ == "__main__"')
         assert "state ended ['before', 'before', 'after', 'after']" in done.stdout, done.stderr
         assert ("checkpoint:" in done.stdout) == started
+        assert ("runs/my_task had ended, and is read as it is" in done.stdout) != started
     assert load_topology(tmp_path / "my_task.toml").run.name == "my_task"
 
 

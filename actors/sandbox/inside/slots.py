@@ -74,7 +74,7 @@ def make_slots(link: socket.socket, proc: int, scratch: str, users: int) -> None
     kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     lifeline, own_end = os.pipe()
-    while link.recv(1):
+    while _asked(link):
         user = next(numbers)
         try:
             pid = os.fork()
@@ -89,6 +89,14 @@ def make_slots(link: socket.socket, proc: int, scratch: str, users: int) -> None
                 link.send(str(error).encode()[:500])
             finally:
                 os._exit(0)
+
+
+def _asked(link: socket.socket) -> bool:
+    """Wait for a request. False: the interpreter has ended, or was killed."""
+    try:
+        return bool(link.recv(1))
+    except ConnectionResetError:
+        return False
 
 
 def make_slot(link: socket.socket, lifeline: int, proc: int, scratch: str, user: int) -> None:

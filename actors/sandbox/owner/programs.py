@@ -34,7 +34,7 @@ LOAD_SECONDS = 120.0
 """How long a program that is forked may take to load."""
 START_SECONDS = 30.0
 """How long starting a program may take once it is loaded, and hearing of its end once it was stopped."""
-LOST = "its warden was lost"
+WARDEN_LOST = "its warden was lost"
 RESULT_BYTES = 16 * 1024 * 1024
 """Of what a warden tells: files as JSON."""
 FIRST_LINE_BYTES = 256
@@ -121,7 +121,7 @@ class Program:
             except OSError:
                 data = b""
             if not data:
-                return {"fault": LOST}
+                return {"fault": WARDEN_LOST}
             if len(self._told) > RESULT_BYTES:  # which is the program's doing
                 return {"fault": f"its files are more than {RESULT_BYTES} bytes"}
             self._told += data

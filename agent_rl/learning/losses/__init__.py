@@ -1,1 +1,1 @@
-"""Losses of the policy, one file each. `base` holds the interface, `trial` tries a loss on made-up input."""
+"""Losses of the policy, one file each. `base` holds the interface, `check_loss` tries a loss on made-up input."""

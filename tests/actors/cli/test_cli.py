@@ -72,11 +72,17 @@ def test_faults_of_the_whole_are_listed_too(file, capsys):
     assert any("did you mean 'Idle'?" in line for line in lines)
 
 
-def test_check_prints_the_plan_of_other_machines_before_what_is_missing_here(capsys):
-    assert main(["check", "rstar2_14b_mi300x", "--set", "model.path=./nowhere"]) == 2
-    captured = capsys.readouterr()
-    assert "needs at most, where every response is as long" in captured.out
-    assert "model.path: there is no directory nowhere" in captured.err
+def test_check_prints_the_plan_of_other_machines_before_what_is_missing_here(capsys, tmp_path):
+    (tmp_path / "run/checkpoints").mkdir(parents=True)
+    for path, said, remedy in (
+        ("./nowhere", "there is no directory nowhere", "it is relative to the working directory"),
+        ("/nowhere", "there is no directory /nowhere", "correct the path"),
+        (f"{tmp_path}/run", f"{tmp_path}/run is a run", "name a model in its folder `checkpoints`"),
+    ):
+        assert main(["check", "rstar2_14b_mi300x", "--set", f"model.path={path}"]) == 2
+        captured = capsys.readouterr()
+        assert "needs at most, where every response is as long" in captured.out
+        assert f"model.path: {said} (from --set); {remedy}" in captured.err
 
 
 def test_a_mistyped_example_is_answered_with_the_examples(capsys):

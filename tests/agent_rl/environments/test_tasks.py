@@ -241,7 +241,7 @@ NO_TEXT = "is it UTF-8 text, or gzip"
         ("[1, 2]", r"a JSON list; each line must be one JSON object"),
         ("[" * 100_000, "nested too deeply"),
         ({"problem": "a"}, r"`answer` \(or `reward_model.ground_truth`\) is None; it must be text or a number"),
-        ({"problem": "a", "answer": ""}, r"`answer` .* it must be text"),
+        ({"problem": "a", "answer": ""}, r"`answer` .* is empty; it must be text"),
         ({"problem": "a", "answer": True}, r"`answer` .* is True"),
         ({"answer": "1", "text": "a"}, r"neither `problem` nor `prompt`; columns are \['answer', 'text'\]"),
         ('{"problem": "a\\ud83d", "answer": "1"}', r"the problem holds '\\ud83d', half of a surrogate pair"),

@@ -14,12 +14,11 @@ import trio
 from actors.cli.evaluation import print_results
 from actors.roc_filter.replay import decode_stored, encode_stored
 from agent_rl.environments.base import Context
-from agent_rl.environments.judging import LOST
 from agent_rl.environments.maths.environment import BoxedAnswers
 from agent_rl.environments.maths.rewards import check
 from agent_rl.evaluation.problems import EvaluationError
 from agent_rl.evaluation.results import ProblemResult, all_figures, load_results, paired, read_results, write_results
-from agent_rl.messages import Judgement, Problem, Transcript
+from agent_rl.messages import LOST, Judgement, Problem, Transcript
 from agent_rl.records.journal import Journal
 from tests.builders import call, opened, trajectory
 

@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 
 from agent_rl.config.topology import Interim
-from agent_rl.environments.judging import LOST
 from agent_rl.groups.book import GroupBook
 from agent_rl.groups.instructions import Closed, Evaluated, EvaluationGroupDone, Instruction, Ready
 from agent_rl.groups.measures import mean_interval
 from agent_rl.groups.resampling import select_paper
-from agent_rl.messages import Evaluation, GroupOpened, GroupOutcome, InterimOpened, Judgement, StageEntered
+from agent_rl.messages import LOST, Evaluation, GroupOpened, GroupOutcome, InterimOpened, Judgement, StageEntered
 from agent_rl.scheduling.curriculum import TOLD, Frontier
 from tests import builders
 from tests.agent_rl.groups.test_book import Told, flat, means

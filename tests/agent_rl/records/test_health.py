@@ -61,8 +61,9 @@ def test_each_fault_raises_its_alarm_alone_and_soundness_ends_it(name: str) -> N
 def test_a_start_with_hardly_a_right_answer_is_said() -> None:
     ((raised, text),) = alarms([(with_means(success=0.01), TRAINED)] * WINDOW)[-1]
     assert (raised, text[:27]) == ("low_success", "1.0% of answers are right, ")
-    assert [list(too_low(0.02)), list(too_low(0.05, LEAST_START))] == [[], []]
-    assert [each.name for each in too_low(0.04, LEAST_START)] == ["low_success"]
+    sound = (0.02, 0.02), (0.05, 0.05, LEAST_START), (0.0, 0.3), (0.0, 0.3, LEAST_START)
+    assert [each for given in sound for each in too_low(*given)] == [], "rewards between 0 and 1 say something"
+    assert [each.name for each in too_low(0.04, 0.04, LEAST_START)] == ["low_success"]
 
 
 def test_what_the_numerics_guard_found_is_said_at_once() -> None:
