@@ -1,7 +1,5 @@
 """What documents name is there, and a measured figure names the command that prints it."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from pathlib import Path
@@ -131,7 +129,6 @@ def test_each_commit_that_a_document_names_exists():
     found = {*re.findall(r"\b(?=\d*[a-f])(?=[a-f]*\d)[\da-f]{7}\b|(?<=\()\d{7}(?=\))", text)}
     names = sorted(found - FOREIGN)
     kinds = git("cat-file", "--batch-check=%(objecttype)", lines="".join(f"{name}^{{commit}}\n" for name in names))
-    assert kinds is not None
     assert names
     assert [name for name, kind in zip(names, kinds.splitlines(), strict=True) if kind != "commit"] == []
 

@@ -1,7 +1,5 @@
 """The site of docs/ is built without a warning, loads nothing from elsewhere, and a broken link breaks the build."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -22,14 +20,14 @@ def build(root: Path, site: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def site(tmp_path_factory):
     folder = tmp_path_factory.mktemp("site")
     done = build(ROOT, folder)
     assert done.returncode == 0, done.stderr
     return folder
 
 
-def test_the_site_has_every_document_and_the_files_that_documents_link_to(site: Path) -> None:
+def test_the_site_has_every_document_and_the_files_that_documents_link_to(site):
     pages = {path.relative_to(site).as_posix() for path in site.rglob("*.html")}
     documents = [path.relative_to(ROOT / "docs").with_suffix(".html") for path in ROOT.glob("docs/**/*.md")]
     assert {path.as_posix() for path in documents} <= pages
@@ -37,7 +35,7 @@ def test_the_site_has_every_document_and_the_files_that_documents_link_to(site: 
     assert (site / "search" / "search_index.js").stat().st_size > 100_000
 
 
-def test_no_page_loads_anything_from_elsewhere(site: Path) -> None:
+def test_no_page_loads_anything_from_elsewhere(site):
     pages = list(site.rglob("*.html"))
     loaded = {address for page in pages for found in LOADED.findall(page.read_text()) for address in found if address}
     assert any("bundle" in address for address in loaded)
@@ -45,7 +43,7 @@ def test_no_page_loads_anything_from_elsewhere(site: Path) -> None:
 
 
 @pytest.mark.slow
-def test_broken_links_break_the_build_and_are_named(tmp_path: Path) -> None:
+def test_broken_links_break_the_build_and_are_named(tmp_path):
     for path in ROOT.iterdir():
         if path.name in {"README.md", "CONTRIBUTING.md", "actors", "benchmarks", "examples", "tests"}:
             (tmp_path / path.name).symlink_to(path)

@@ -1,7 +1,5 @@
 """The recipes of examples/agents: agents of others, unmodified, in a real run in which a scripted engine writes."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import tomllib
@@ -83,7 +81,7 @@ def inline(value: Any) -> str:
         pytest.param(["codex"], marks=needs("codex"), id="codex"),
     ],
 )
-def test_agents_of_others_write_the_rollouts_of_a_run_and_are_judged(tmp_path: Path, names: list[str]) -> None:
+def test_agents_of_others_write_the_rollouts_of_a_run_and_are_judged(tmp_path, names):
     environments = [each for each in tomllib.loads(RECIPE.read_text())["environments"] if each["name"] in names]
     for each in environments:
         each["harness"]["isolation"] = "strong"

@@ -1,7 +1,5 @@
 """Commands and topologies in README and documents are ones that this version reads."""
 
-from __future__ import annotations
-
 import ast
 import re
 import shlex
@@ -44,7 +42,7 @@ CASES = sorted({(page, command) for page, text in CURRENT.items() for command in
 
 
 @pytest.mark.parametrize(("page", "command"), CASES, ids=[f"{page}: {command[:60]}" for page, command in CASES])
-def test_a_documented_command_is_understood(page: str, command: str) -> None:
+def test_a_documented_command_is_understood(page, command):
     """A whole command is parsed; of one that is only named, as in `agent-rl data`, the name is looked up."""
     plain = re.sub(r"\[[^]]*\]|\.\.\.", "", command)
     words = ["3" if word == "N" else word for word in shlex.split(plain) if word != "SUBJECT"]
@@ -60,14 +58,14 @@ def test_a_documented_command_is_understood(page: str, command: str) -> None:
         assert words[0] in app
 
 
-def test_every_command_and_every_benchmark_has_its_place_in_a_document() -> None:
+def test_every_command_and_every_benchmark_has_its_place_in_a_document():
     app, headings = command_line(), re.findall(r"(?m)^### `agent-rl ([a-z-]+)", TEXTS["docs/command_line.md"])
     assert {name for name in app if not name.startswith("-") and app[name].show} == set(headings)
     subjects = [path.stem.removeprefix("bench_") for path in (ROOT / "benchmarks").glob("bench_*.py")]
     assert [name for name in subjects if f"\n## {name}\n" not in TEXTS["benchmarks/README.md"]] == []
 
 
-def test_the_readme_is_short_and_its_topology_is_whole(tmp_path: Path) -> None:
+def test_the_readme_is_short_and_its_topology_is_whole(tmp_path):
     assert len(TEXTS["README.md"].splitlines()) <= 150
     (block,) = re.findall(r"^```toml\n(.*?)^```$", TEXTS["README.md"], re.MULTILINE | re.DOTALL)
     path = tmp_path / "mine.toml"
@@ -76,7 +74,7 @@ def test_the_readme_is_short_and_its_topology_is_whole(tmp_path: Path) -> None:
     assert load_topology(path).stages
 
 
-def test_the_recipe_of_the_paper_is_one_topology(tmp_path: Path) -> None:
+def test_the_recipe_of_the_paper_is_one_topology(tmp_path):
     (block,) = re.findall(r"^```toml\n(.*?)^```$", TEXTS["docs/reproduction.md"], re.MULTILINE | re.DOTALL)
     path = tmp_path / "recipe.toml"
     path.write_text(tomli_w.dumps(tomllib.loads(block)))

@@ -1,7 +1,5 @@
 """The example environments: short, right in what they judge, and run for real."""
 
-from __future__ import annotations
-
 import importlib
 import random
 import sqlite3
@@ -10,7 +8,6 @@ import sys
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -27,16 +24,14 @@ TOPOLOGIES = ("mixed_tasks", *ENVIRONMENTS)
 
 
 @pytest.fixture
-def example(monkeypatch: pytest.MonkeyPatch) -> Any:
+def example(monkeypatch):
     for folder in (*ENVIRONMENTS, "smollm2_controls", "tables"):
         monkeypatch.syspath_prepend(EXAMPLES / folder)
     return importlib.import_module
 
 
 @pytest.mark.parametrize("name", ["Programming", "Questions", "Tables"])
-def test_whatever_a_model_writes_the_judge_of_an_example_says_something_sound(
-    name: str, example: Any, tmp_path: Path
-) -> None:
+def test_whatever_a_model_writes_the_judge_of_an_example_says_something_sound(name, example, tmp_path):
     class Contract(EnvironmentContract):
         environment = getattr(example({"Questions": "sql_questions"}.get(name, name.lower())), name)
 
@@ -47,11 +42,11 @@ def test_whatever_a_model_writes_the_judge_of_an_example_says_something_sound(
 
 
 @pytest.mark.parametrize("name", ENVIRONMENTS)
-def test_an_example_has_at_most_forty_lines(name: str) -> None:
+def test_an_example_has_at_most_forty_lines(name):
     assert sum(bool(line.strip()) for line in (EXAMPLES / name / f"{name}.py").read_text().splitlines()) <= 40
 
 
-def test_random_rewards_are_a_coin_that_falls_the_same_each_time_and_leave_success(example: Any) -> None:
+def test_random_rewards_are_a_coin_that_falls_the_same_each_time_and_leave_success(example):
     tasks = example("random_rewards").RandomRewards(seed=0, base=EXAMPLES, files=("word_problems/amounts.jsonl",))
     problem = tasks.problems().problem(0, 0)
     given = [Transcript((f"{n}: <answer>\\boxed{{{problem.answer}}}</answer>",)) for n in range(400)]
@@ -65,14 +60,13 @@ def test_random_rewards_are_a_coin_that_falls_the_same_each_time_and_leave_succe
     ("text", "answer", "right"),
     [("3 + 4 = 7.", "7", True), ("It is 1,200 apples", "1200", True), ("-3.50", "-3.5", True), ("7 of 9", "7", False)],
 )
-def test_without_tools_the_last_number_is_the_answer(example: Any, text: str, answer: str, right: bool) -> None:
+def test_without_tools_the_last_number_is_the_answer(example, text, answer, right):
     tasks = example("without_tools").Direct(seed=0, base=EXAMPLES)
     judgement = tasks.judge_at_once(Problem("p", "How many?", answer), Transcript((text,)))
-    assert judgement is not None
     assert judgement.success == right
 
 
-def test_what_a_statement_changes_lasts_as_long_as_its_rollout(example: Any) -> None:
+def test_what_a_statement_changes_lasts_as_long_as_its_rollout(example):
     sql = example("sql_questions").sql
 
     def ask(query: str, state: bytes) -> ToolOutput:
@@ -84,7 +78,7 @@ def test_what_a_statement_changes_lasts_as_long_as_its_rollout(example: Any) -> 
     assert ask(count, gone.state or b"").value == "0"
 
 
-def test_the_questions_can_be_answered_by_the_tool(example: Any) -> None:
+def test_the_questions_can_be_answered_by_the_tool(example):
     module = example("sql_questions")
     tasks = module.Questions(seed=0, base=EXAMPLES).problems()
     for number in range(tasks.evaluation_count):
@@ -95,7 +89,7 @@ def test_the_questions_can_be_answered_by_the_tool(example: Any) -> None:
         assert module.sql.call_here({"query": query.format(item, one, other)}, b"").value == problem.answer
 
 
-def test_questions_about_tables_are_answered_by_their_queries_and_held_out_ones_are_about_others(example: Any) -> None:
+def test_questions_about_tables_are_answered_by_their_queries_and_held_out_ones_are_about_others(example):
     module = example("tables")
     tasks = module.Tables(seed=0, base=EXAMPLES).problems()
     held_out = [tasks.evaluation(number) for number in range(120)]
@@ -115,7 +109,7 @@ def test_questions_about_tables_are_answered_by_their_queries_and_held_out_ones_
         assert module.sql.call_here(call.arguments, b"", shown.problem.payload).value == shown.problem.answer
 
 
-def test_a_query_that_never_ends_is_stopped(example: Any) -> None:
+def test_a_query_that_never_ends_is_stopped(example):
     module = example("tables")
     table = module.Tables(seed=0, base=EXAMPLES).problems().evaluation(0).payload
     endless = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT sum(x) FROM n"
@@ -123,7 +117,7 @@ def test_a_query_that_never_ends_is_stopped(example: Any) -> None:
         module.sql.call_here({"query": endless}, b"", table)
 
 
-def test_hidden_calls_judge_a_program(example: Any) -> None:
+def test_hidden_calls_judge_a_program(example):
     from actors.sandbox.owner.client import Sandbox
 
     programming = example("programming").Programming(seed=0, base=EXAMPLES)
@@ -156,7 +150,7 @@ def test_hidden_calls_judge_a_program(example: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TOPOLOGIES)
-def test_an_example_runs(name: str, tmp_path: Path) -> None:
+def test_an_example_runs(name, tmp_path):
     command = [sys.executable, "-P", "-m", "actors.cli", "run", name]
     for setting in (f"run.directory={tmp_path / 'run'}", "stages.0.steps=1", "stages.1.problems=4"):
         command += ["--set", setting]

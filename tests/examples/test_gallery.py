@@ -1,7 +1,5 @@
 """Each example is found by its name, says what it takes and shows, and is in the gallery."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -16,15 +14,13 @@ PARTS = [each for each in re.split(r"(?m)^#+ |^(?=\|)", PAGE) if "agent-rl" in e
 """Sections, and rows of tables."""
 
 
-def test_the_first_line_of_each_example_says_what_it_takes_and_shows() -> None:
+def test_the_first_line_of_each_example_says_what_it_takes_and_shows():
     assert [example.name for example in described_examples()] == list(example_files())
     assert len(example_files()) == len([*EXAMPLES.glob("*.toml"), *EXAMPLES.glob("*/*.toml")])
 
 
 @pytest.mark.parametrize("name", example_files())
-def test_an_example_is_found_by_its_name_also_beside_a_folder_of_that_name(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_example_is_found_by_its_name_also_beside_a_folder_of_that_name(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / name).mkdir()
     for given in (name, f"{name}.toml", f"examples/{name}", f"examples/{name}.toml"):
@@ -34,7 +30,7 @@ def test_an_example_is_found_by_its_name_also_beside_a_folder_of_that_name(
     assert topology_file(f"elsewhere/{name}") == Path(f"elsewhere/{name}")
 
 
-def test_a_run_without_a_file_lists_the_examples(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_without_a_file_lists_the_examples(capsys):
     assert main(["run"]) == 2
     out, err = capsys.readouterr()
     listed = [line.split() for line in out.splitlines()[1:]]
@@ -45,7 +41,7 @@ def test_a_run_without_a_file_lists_the_examples(capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.parametrize("example", described_examples(), ids=lambda example: example.name)
-def test_the_gallery_says_of_an_example_what_it_takes_and_shows(example: tuple[str, str, str]) -> None:
+def test_the_gallery_says_of_an_example_what_it_takes_and_shows(example):
     name, takes, shows = example
     (part,) = (
         part for part in PARTS if re.search(rf"agent-rl [a-z]+ (MODEL --topology )?{re.escape(name)}[\n`]", part)

@@ -1,7 +1,5 @@
 """The run in one file is short enough to be read, learns, and trains on what is at most as stale as it says."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

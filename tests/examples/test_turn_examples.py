@@ -1,7 +1,5 @@
 """The examples of turns that are answered: what the game asks of a model, and both of them run for real, shortened."""
 
-from __future__ import annotations
-
 import json
 import random
 import subprocess
@@ -22,12 +20,12 @@ GAMES = 2000
 
 
 @pytest.fixture(autouse=True)
-def beside_the_examples(monkeypatch: pytest.MonkeyPatch) -> None:
+def beside_the_examples(monkeypatch):
     for folder in SHOWN.values():
         monkeypatch.syspath_prepend(folder)
 
 
-def test_each_example_is_short() -> None:
+def test_each_example_is_short():
     for name, folder in SHOWN.items():
         lines = [line for line in (folder / f"{name}.py").read_text().splitlines() if line.strip()]
         assert len(lines) <= 40, name
@@ -38,7 +36,7 @@ def games() -> list[Problem]:
     return [source.evaluation(number) for number in range(GAMES)]
 
 
-def test_no_player_who_ignores_the_replies_wins_half_of_the_games() -> None:
+def test_no_player_who_ignores_the_replies_wins_half_of_the_games():
     """He sees the first room; what he does in the others can be any plan, but the same whatever they show."""
     wins = dict.fromkeys(product(("red", "blue", "green"), repeat=2), 0)
     for game in games():
@@ -48,7 +46,7 @@ def test_no_player_who_ignores_the_replies_wins_half_of_the_games() -> None:
     assert max(wins.values()) / GAMES < 0.2
 
 
-def test_the_game_is_won_by_who_reads_the_signs_and_ended_by_a_wrong_door() -> None:
+def test_the_game_is_won_by_who_reads_the_signs_and_ended_by_a_wrong_door():
     doors = resolve("environment", "doors:Doors")(seed=0, base=EXAMPLES)
     for game in games()[:50]:
         rooms = game.payload["rooms"]
@@ -67,7 +65,7 @@ def test_the_game_is_won_by_who_reads_the_signs_and_ended_by_a_wrong_door() -> N
         assert doors.judge_at_once(game, Transcript(turns)).success
 
 
-def test_most_players_that_are_shown_overlook_the_word_avoid() -> None:
+def test_most_players_that_are_shown_overlook_the_word_avoid():
     source = resolve("environment", "doors:Doors")(seed=0, base=EXAMPLES).problems()
     shown = list(islice(source.demonstrations(random.Random(0)), 500))
     avoided = [pair for each in shown for pair in zip(each.messages[::2], each.messages[1::2], strict=True)]
@@ -79,7 +77,7 @@ def test_most_players_that_are_shown_overlook_the_word_avoid() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SHOWN)
-def test_an_example_runs(name: str, tmp_path: Path) -> None:
+def test_an_example_runs(name, tmp_path):
     changes = {"run.directory": tmp_path / "run", "model.initialise.hidden_size": 32, "model.initialise.layers": 1}
     changes |= {"algorithm.groups_per_step": 2, "algorithm.samples": 4, "algorithm.keep": 2}
     changes |= {"algorithm.max_staleness": 4, "stages.0.steps": 2}
