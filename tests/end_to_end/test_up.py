@@ -1,7 +1,5 @@
 """``agent-rl up`` over a real sshd, on machines of their own (namespaces)."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -10,7 +8,6 @@ import signal
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -134,14 +131,14 @@ def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
+def cluster(tmp_path):
     skip_without("sshd", "ssh", "ssh-keygen")
     with contextlib.ExitStack() as stack:
         yield Cluster(tmp_path, *stack.enter_context(machines(["trainer", "rollout"], tmp_path)))
 
 
 @pytest.mark.slow
-def test_all_hosts_start_stop_and_finish_together(cluster: Cluster) -> None:
+def test_all_hosts_start_stop_and_finish_together(cluster):
     cluster.serve()
     directory = cluster.write(steps=12)
     process = cluster.up()
@@ -171,7 +168,7 @@ def test_all_hosts_start_stop_and_finish_together(cluster: Cluster) -> None:
 
 
 @pytest.mark.slow
-def test_no_host_outlives_the_process_that_started_it(cluster: Cluster) -> None:
+def test_no_host_outlives_the_process_that_started_it(cluster):
     cluster.serve()
     cluster.write_idle()
     process = cluster.up()
@@ -185,7 +182,7 @@ def test_no_host_outlives_the_process_that_started_it(cluster: Cluster) -> None:
 
 
 @pytest.mark.slow
-def test_a_host_that_cannot_be_reached_is_named_in_the_words_of_ssh(cluster: Cluster) -> None:
+def test_a_host_that_cannot_be_reached_is_named_in_the_words_of_ssh(cluster):
     cluster.write_idle()
     code, out, err = finish(cluster.up())
     assert code == 2, out + err
@@ -196,7 +193,7 @@ def test_a_host_that_cannot_be_reached_is_named_in_the_words_of_ssh(cluster: Clu
 
 
 @pytest.mark.slow
-def test_what_a_host_refuses_is_shown(cluster: Cluster) -> None:
+def test_what_a_host_refuses_is_shown(cluster):
     cluster.serve()
     cluster.write_idle()
     (cluster.there / "idle_actors.py").unlink()
@@ -208,7 +205,7 @@ def test_what_a_host_refuses_is_shown(cluster: Cluster) -> None:
 
 
 @pytest.mark.slow
-def test_throughput_is_measured_over_ssh(cluster: Cluster) -> None:
+def test_throughput_is_measured_over_ssh(cluster):
     cluster.serve()
     cluster.write(steps=400)
     process = cluster.call("bench", "throughput", "two.toml", "--seconds", "5", "--set", "stages.1.problems=1")
