@@ -89,29 +89,6 @@ def test_of_two_executors_one_is_killed_and_no_call_is_lost(tmp_path, temporary)
     traces.assert_none()
 
 
-@pytest.mark.slow
-def test_every_process_of_a_run_is_killed_once_and_the_run_balances(tmp_path, temporary):
-    """Every rollout calls the executor and every step trains, so that each process that is killed has work to lose."""
-    run = Run(*write_half_right(tmp_path, steps=500, generator=CALLS_TOOLS), TMPDIR=str(temporary))
-    traces = Traces(run, temporary)
-    run.start(*ROOM)
-    for role in ("tool_executor", "kv_scheduler", "learner", "rollout_generator", "roc_filter"):
-        run.more(2)
-        traces.look()
-        run.killed(role)
-    run.more(2)
-    traces.look()
-    run.process.kill()
-    run.process.communicate()
-    traces.assert_none()
-    done = run.trained
-    said = run.to_end(*ROOM, f"stages.0.steps={done + 2}")
-    run.balanced(steps=done + 2)
-    assert said.summary["steps_updated"] == done + 2
-    run.trained_once()
-    traces.assert_none()
-
-
 STEPS = 60
 RANDOM_KILLS, CHECKPOINT_KILLS = 3, 2
 LONGEST_WAIT = 0.6
