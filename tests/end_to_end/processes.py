@@ -233,8 +233,14 @@ class Run:
 
     def wait(self, condition: Callable[[], object], what: str) -> None:
         """Wait for something that happens while the main host runs."""
-        wait_for(lambda: bool(condition()) or self.process.poll() is not None, what)
-        assert condition(), f"the run ended before {what}\n{''.join(self.process.communicate())[-3000:]}"
+
+        def held() -> bool:
+            if condition():
+                return True
+            assert self.process.poll() is None or condition(), f"the run ended before {what}"
+            return False
+
+        wait_for(held, what)
 
     def signal(self, actor: str, number: int = signal.SIGKILL) -> None:
         os.kill(self.pid(actor), number)
