@@ -1,7 +1,5 @@
 """A headless Chromium, driven by its DevTools protocol: for tests of the page of a run."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os

@@ -1,4 +1,4 @@
-"""Builders of messages: those of agent_rl_contract.builders, and more that only these tests need."""
+"""Builders of messages, beside those of agent_rl_contract.builders, that only these tests need."""
 
 from dataclasses import MISSING, fields
 from typing import Any
@@ -14,40 +14,7 @@ from agent_rl.figures import (
     SchedulerFigures,
 )
 from agent_rl.messages import ActorStatus, JudgementWanted, Metric, Transcript
-from agent_rl_contract.builders import (
-    algorithm,
-    call,
-    engine_load,
-    environments,
-    evaluated,
-    opened,
-    problem,
-    published,
-    repacked,
-    request,
-    rl_stage,
-    training_group,
-    trajectory,
-)
-
-__all__ = [
-    "algorithm",
-    "call",
-    "engine_load",
-    "environments",
-    "evaluate_stage",
-    "evaluated",
-    "opened",
-    "problem",
-    "published",
-    "repacked",
-    "request",
-    "rl_stage",
-    "status",
-    "training_group",
-    "trajectory",
-    "wanted",
-]
+from agent_rl_contract.builders import problem
 
 
 def evaluate_stage(**changes: Any) -> EvaluateStage:

@@ -1,7 +1,5 @@
 """Reads the scalars of TensorBoard's event files: records of a length, a checksum, a message and a checksum."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 

@@ -1,7 +1,5 @@
 """Disks that take no more, for tests: a small file system of its own, or a limit on how long a file may grow."""
 
-from __future__ import annotations
-
 import contextlib
 import resource
 from collections.abc import Iterator

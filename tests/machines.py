@@ -1,7 +1,5 @@
 """Machines for tests: those of the benchmarks, or a skip that says why there are none."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks.machines import Machine, machines, unavailable

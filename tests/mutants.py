@@ -11,8 +11,6 @@ that cannot be collected or do not end. It fails where a mutant survives and is 
 and is found: the number of survivors only falls.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import contextlib
@@ -30,6 +28,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
+from typing import Self
 
 LIMIT = 120.0
 """Seconds that the tests of a mutant may take; a mutant with slower ones names its own ``limit``."""
@@ -80,7 +79,7 @@ class Listed:
     preload: list[str]
 
     @classmethod
-    def read(cls, path: Path) -> Listed:
+    def read(cls, path: Path) -> Self:
         """Read a list. Raises TypeError where a mutant has a field that is unknown, or lacks one."""
         given = tomllib.loads(path.read_text("utf-8"))
         mutants = [Mutant(**each) for each in given["mutant"]]

@@ -4,8 +4,6 @@ A step of pytest counts its tests, by the results that it writes as XML; any oth
 together run side by side, since each of them leaves a core unused.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import subprocess

@@ -64,7 +64,6 @@ def sending(
     given = [policy.epoch, policy.version, senders.shard, workers, *killed]
     command = [sys.executable, "-W", "ignore", "-m", "tests.sending", str(model), *map(str, given)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
         offered: dict[str, Any] = json.loads(process.stdout.readline())
         names, shapes, dtypes = offered.pop("names"), offered.pop("shapes"), offered.pop("dtypes")
         yield TransferOffer(
@@ -82,7 +81,7 @@ def kill_after(buckets: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         send(group, content, worker)
 
-    transfer._Group.send = counted  # type: ignore[method-assign]
+    transfer._Group.send = counted
 
 
 async def check_sent_weights(subject: Subject) -> None:
@@ -148,12 +147,12 @@ def share(
 
     ranks = joining.joined(rank, sizes, place=place, device="cpu", seconds=120.0, meeting_seconds=120.0)
     options = {"dtype": "float32", "device": "cpu", "threads": 1, "seed": 0, "algorithm": Algorithm()}
-    trainer = Trainer(model, ranks=ranks, tokenizer=object(), **options)  # type: ignore[arg-type]
-    sharding.gathered = refused  # type: ignore[assignment]
+    trainer = Trainer(model, ranks=ranks, tokenizer=object(), **options)
+    sharding.gathered = refused
     shares = trainer.share_weights(1, on_device=False)
     trainer.write_weights(1, model / FILE)
     own = sum(make().untyped_storage().nbytes() for _, make in shares.parts.values())
-    whole = sum(shape.numel() * dtype.itemsize for shape, dtype in shares.layout.values())  # type: ignore[attr-defined]
+    whole = sum(shape.numel() * dtype.itemsize for shape, dtype in shares.layout.values())
     assert own < 0.6 * whole, f"rank {rank} keeps {own} of {whole} bytes"
     return ranks, shares
 

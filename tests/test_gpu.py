@@ -3,11 +3,6 @@
 `pytest tests/test_gpu.py` is the first thing to run on a GPU. Without a CUDA device every test is skipped.
 """
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import TYPE_CHECKING
-
 import pytest
 import torch
 import trio
@@ -15,15 +10,9 @@ import trio
 from actors.engines.torch.model import CausalModel
 from agent_rl.learning.packing import variable_length_kernel
 from agent_rl.learning.policy_model import ModelOptions, PolicyModel
-from agent_rl_contract.engine import CHECKS, SLEEP_CHECKS, Subject
-from tests.actors.engines.test_torch import Update, new_subject
+from agent_rl_contract.engine import CHECKS, SLEEP_CHECKS
+from tests.actors.engines.test_torch import new_subject
 from tests.agent_rl.learning.test_packing import CONFIGS, LENGTHS, saved, sequences
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from actors.engines.reference import Architecture
-    from agent_rl.learning.rates import Type
 
 DEVICE = "cuda"
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device here")
@@ -31,20 +20,13 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch fin
 
 @pytest.mark.parametrize("check", [*CHECKS, *SLEEP_CHECKS], ids=lambda check: check.__name__)
 @pytest.mark.parametrize(("architecture", "kv_on_update"), [("qwen3", "keep"), ("llama", "recompute")])
-def test_contract_of_the_torch_engine(
-    check: Callable[[Subject], Awaitable[None]],
-    architecture: Architecture,
-    kv_on_update: Update,
-    tmp_path: Path,
-) -> None:
+def test_contract_of_the_torch_engine(check, architecture, kv_on_update, tmp_path):
     trio.run(check, new_subject(tmp_path, architecture, kv_on_update, device=DEVICE))
 
 
 @pytest.mark.parametrize(("dtype", "most"), [("float32", 1e-4), ("bfloat16", 0.1)])
 @pytest.mark.parametrize("name", sorted(CONFIGS))
-def test_packed_rows_get_the_values_and_gradients_of_a_processor(
-    name: str, dtype: Type, most: float, tmp_path: Path
-) -> None:
+def test_packed_rows_get_the_values_and_gradients_of_a_processor(name, dtype, most, tmp_path):
     """Rounding changes gradients by a twenty-fifth; attention that leaves its sequence, by more than a half."""
     if dtype == "bfloat16" and variable_length_kernel() is None:
         pytest.skip("flash_attn is not installed, and this torch has no kernel for packed rows")
@@ -61,7 +43,7 @@ def test_packed_rows_get_the_values_and_gradients_of_a_processor(
         assert (made[1][name_of] - expected).norm() <= most * expected.norm(), name_of
 
 
-def test_weights_that_the_gpu_converts_are_those_that_a_processor_converts(tmp_path: Path) -> None:
+def test_weights_that_the_gpu_converts_are_those_that_a_processor_converts(tmp_path):
     path = saved(CONFIGS["qwen3"], tmp_path)
     engine = CausalModel(path, dtype="float32", compute="bfloat16", device=torch.device(DEVICE))
     weights = {name: torch.randn(spec.shape) for name, spec in engine.specs.items() if min(spec.aliases) == name}

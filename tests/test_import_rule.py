@@ -1,7 +1,5 @@
 """Who may import whom, and what stays unloaded."""
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess
@@ -34,18 +32,18 @@ def named_at_run_time(tree: ast.AST) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("package", ["agent_rl", "transport"])
-def test_no_name_in_a_text_leads_around_the_rules(package: str) -> None:
+def test_no_name_in_a_text_leads_around_the_rules(package):
     others = set(PACKAGES) - {package}
     for path, tree in modules(package):
         assert not {name.partition(".")[0] for name in named_at_run_time(tree)} & others, path
 
 
-def test_the_rule_is_noticed_when_broken() -> None:
+def test_the_rule_is_noticed_when_broken():
     tree = ast.parse("import importlib\ndef f():\n    importlib.import_module('actors.base')\n")
     assert list(named_at_run_time(tree)) == ["actors.base"]
 
 
-def test_no_module_uses_pickle() -> None:
+def test_no_module_uses_pickle():
     for package in PACKAGES:
         for path, tree in modules(package):
             for node in ast.walk(tree):
@@ -54,7 +52,7 @@ def test_no_module_uses_pickle() -> None:
                     assert "pickle" not in names, path
 
 
-def test_no_model_brings_code_of_its_own() -> None:
+def test_no_model_brings_code_of_its_own():
     """Unset, transformers asks on the terminal whether to run it."""
     for package in (*PACKAGES, "benchmarks"):
         for path, tree in modules(package):
@@ -65,7 +63,7 @@ def test_no_model_brings_code_of_its_own() -> None:
                     assert "trust_remote_code=False" in ast.unparse(node), (path, node.lineno)
 
 
-def test_checking_a_topology_loads_neither_torch_nor_vllm() -> None:
+def test_checking_a_topology_loads_neither_torch_nor_vllm():
     code = (
         "import sys; from actors.cli.main import main; code = main(['check', 'examples/quickstart/quickstart.toml']); "
         "print(code, [name for name in ('torch', 'transformers', 'vllm') if name in sys.modules])"
@@ -76,7 +74,7 @@ def test_checking_a_topology_loads_neither_torch_nor_vllm() -> None:
     assert done.stdout.splitlines()[-1] == "0 []"
 
 
-def test_pages_that_are_made_are_up_to_date() -> None:
+def test_pages_that_are_made_are_up_to_date():
     code = """if True:
         import runpy, sys
         for name in sys.argv[1:]:
@@ -91,7 +89,7 @@ def test_pages_that_are_made_are_up_to_date() -> None:
     assert not done.stdout, done.stdout
 
 
-def test_every_key_of_a_topology_says_what_it_means() -> None:
+def test_every_key_of_a_topology_says_what_it_means():
     page = (ROOT / "docs" / "configuration.md").read_text()
     rows = [line for line in page.splitlines() if line.startswith("| `")]
     assert len(rows) > 120

@@ -1,7 +1,5 @@
 """Which PyTorch the Makefile installs on which machine: read from the commands that `make --dry-run` prints."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path

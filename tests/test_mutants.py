@@ -1,7 +1,5 @@
 """The runner of mutants, at a small project with a mutant of each fate."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

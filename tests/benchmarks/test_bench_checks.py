@@ -1,9 +1,6 @@
 """The benchmark of answer checking: its figures, from pairs of our own, and what it says without any."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 
@@ -32,7 +29,7 @@ PAIRS = [
 
 
 @pytest.mark.slow
-def test_figures_are_the_last_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_figures_are_the_last_line(tmp_path, capsys):
     pairs = tmp_path / "equivalence/pairs.jsonl"
     pairs.parent.mkdir()
     (tmp_path / "eval").mkdir()
@@ -51,14 +48,14 @@ def test_figures_are_the_last_line(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 @pytest.mark.slow
-def test_without_pairs_accuracy_is_unknown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_pairs_accuracy_is_unknown(tmp_path, capsys):
     assert call("checks", ["--quick", "--data", str(tmp_path)]) == 0
     output = capsys.readouterr().out
     assert "accuracy is not measured" in output
     assert json.loads(output.splitlines()[-1])["equivalence_right"] is None
 
 
-def test_accuracy_counts_misses_and_what_was_wrongly_accepted() -> None:
+def test_accuracy_counts_misses_and_what_was_wrongly_accepted():
     pairs = [(pair["gold"], pair["pred"], bool(pair["equal"])) for pair in PAIRS]
     found, misses = accuracy(lambda gold, prediction: True, [(str(a), str(b), c) for a, b, c in pairs])
     assert found == (2, 4, 2)
@@ -69,11 +66,11 @@ def test_accuracy_counts_misses_and_what_was_wrongly_accepted() -> None:
     ("gold", "prediction", "verdict"),
     [("5", "5", True), ("5", "6", False), ("5", "", False), (r"\{1\}", r"\{1\}", True), ("5", "5}", True)],
 )
-def test_generated_pairs_are_judged_as_rollouts_are(gold: str, prediction: str, verdict: bool) -> None:
+def test_generated_pairs_are_judged_as_rollouts_are(gold, prediction, verdict):
     assert judge(Pair("", "", gold, prediction)) is verdict
 
 
-def test_generated_pairs_meet_the_bounds_of_the_checker() -> None:
+def test_generated_pairs_meet_the_bounds_of_the_checker():
     """Every sixth pair: no near-miss is accepted, and 98 % of the equal pairs are."""
     pairs = [Pair(*row) for row in read_rows(GENERATED)]
     assert [pair for pair in pairs[:2000:6] if judge(pair) is not False] == []
@@ -82,7 +79,7 @@ def test_generated_pairs_meet_the_bounds_of_the_checker() -> None:
     assert len(refused) <= 0.02 * len(equal), refused
 
 
-def test_a_fault_of_the_checker_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_of_the_checker_is_told(monkeypatch):
     def fail(gold: str, prediction: str) -> bool:
         raise KeyError
 
@@ -90,7 +87,7 @@ def test_a_fault_of_the_checker_is_told(monkeypatch: pytest.MonkeyPatch) -> None
     assert judge(Pair("", "", "5", "6")) is None
 
 
-def test_short_answers_hold_both_verdicts() -> None:
+def test_short_answers_hold_both_verdicts():
     rows = read_rows(SHORT_ANSWERS)
     assert len(rows) == 30
     assert sum(row["equal"] for row in rows) == 26
@@ -108,11 +105,11 @@ def test_short_answers_hold_both_verdicts() -> None:
         ({"kind": "answer", "id": "eq-398", "pred": "0.6054", "gold": "x"}, "rounding"),
     ],
 )
-def test_pairs_that_no_box_could_hold_are_left_out(row: dict[str, str], reason: str) -> None:
+def test_pairs_that_no_box_could_hold_are_left_out(row, reason):
     assert left_out(row) == reason
 
 
-def test_copies_are_formulas_sides_sums_and_the_equation_but_not_gold_itself() -> None:
+def test_copies_are_formulas_sides_sums_and_the_equation_but_not_gold_itself():
     problem = r"Of 12 + 3.5 pens, $\frac{1}{2}$ are red. If $x = \sqrt{9} < 4$, what is it?"
     row = {"problem": problem, "answer": r"\frac12", "equation": "x = ( 8.0 - 3.0 )"}
     found = set(map(str.strip, copies(row)))
@@ -123,14 +120,14 @@ def test_copies_are_formulas_sides_sums_and_the_equation_but_not_gold_itself() -
 
 @pytest.mark.slow
 @pytest.mark.skipif(not DEFAULT_DATA.exists(), reason="needs the public problems in ../shared/data")
-def test_no_copy_of_a_problem_is_its_answer() -> None:
+def test_no_copy_of_a_problem_is_its_answer():
     problems = public_problems(DEFAULT_DATA)[::20]
     assert len(problems) > 2_000
     assert [found for row in problems if (found := accepted_copies(row, answers_equal))] == []
 
 
 @pytest.mark.skipif(not DEFAULT_DATA.exists(), reason="needs the judged pairs and public golds in ../shared/data")
-def test_judged_pairs_and_public_golds_meet_the_bounds() -> None:
+def test_judged_pairs_and_public_golds_meet_the_bounds():
     rows = [row for row in read_rows(DEFAULT_DATA / "equivalence/pairs.jsonl") if not left_out(row)]
     judged, misses = accuracy(answers_equal, [(row["gold"], row["pred"], row["equal"]) for row in rows])
     assert len(rows) > 120

@@ -1,7 +1,5 @@
 """What the benchmarks compute from what they have measured."""
 
-from __future__ import annotations
-
 import copy
 import json
 import math
@@ -22,7 +20,7 @@ from agent_rl.records.journal import Journal
 from agent_rl.rollout.parsing import ParsedCall, parse_calls
 from agent_rl.rollout.prompts import ChatFormat
 from agent_rl.rollout.supervised import sequences
-from agent_rl_contract.builders import tool_call, trajectory
+from agent_rl_contract.builders import opened, tool_call, trajectory
 from agent_rl_contract.stage import running, stand_ins
 from benchmarks import bench_end_to_end, bench_learner, bench_overlap, learner_tree
 from benchmarks.bench_end_to_end import Measured
@@ -30,7 +28,7 @@ from benchmarks.bench_learner import save_model
 from benchmarks.bench_learning import overlap_of
 from benchmarks.bench_roc import curves, reached
 from benchmarks.bench_throughput import limit
-from benchmarks.bench_transport import SIZES, Size, trajectories
+from benchmarks.bench_transport import SIZES, trajectories
 from benchmarks.command import Failure
 from benchmarks.hostile import REACH, SHARES
 from benchmarks.in_process_tools import InProcessExecutor, Ran, run_python
@@ -42,7 +40,7 @@ from benchmarks.rollout_sides import turns
 from benchmarks.runs import Run, RunFailed, Window, made, stage_rows, window
 from examples.quickstart.arithmetic import ArithmeticTasks
 from tests.actors.topologies import micro
-from tests.builders import opened, wanted
+from tests.builders import wanted
 from transport import encode
 from transport.codec import size_of
 
@@ -50,7 +48,7 @@ from transport.codec import size_of
 
 
 @pytest.mark.parametrize("size", SIZES.values(), ids=SIZES.keys())
-def test_messages_have_the_size_they_are_named_for_and_differ(size: Size) -> None:
+def test_messages_have_the_size_they_are_named_for_and_differ(size):
     frames = [b"".join(map(bytes, encode(message))) for message in trajectories(size)]
     assert len(set(frames)) == len(frames)
     for message in trajectories(size):
@@ -73,7 +71,7 @@ def write_journal(folder: Path, groups: Sequence[tuple[str, str]]) -> Path:
     return folder
 
 
-def test_operands_of_training_and_evaluation_are_read_from_the_journal(tmp_path: Path) -> None:
+def test_operands_of_training_and_evaluation_are_read_from_the_journal(tmp_path):
     trained = [("train", "sum:12+345"), ("train", "difference:7+8")]
     assert overlap_of(write_journal(tmp_path / "apart", [*trained, ("evaluate_sampled", "sum:12+346")])) == 0
     assert overlap_of(write_journal(tmp_path / "shared", [*trained, ("evaluate_greedy", "product:345+12")])) == 1
@@ -86,7 +84,7 @@ def test_operands_of_training_and_evaluation_are_read_from_the_journal(tmp_path:
 # roc ------------------------------------------------------------------------------------------------------------------
 
 
-def test_without_correct_rollouts_their_errors_are_unknown() -> None:
+def test_without_correct_rollouts_their_errors_are_unknown():
     steps = [{"tool_error_share_correct": s, "success": 2 * s, "response_tokens": 30.0} for s in (0.0, 0.25)]
     found = curves(steps)
     assert math.isnan(found["error_share"][0])
@@ -94,13 +92,13 @@ def test_without_correct_rollouts_their_errors_are_unknown() -> None:
     assert found["response_tokens"] == [30.0, 30.0]
 
 
-def test_the_reached_value_is_the_mean_of_the_late_steps() -> None:
+def test_the_reached_value_is_the_mean_of_the_late_steps():
     assert reached([9.0] * 8 + [1.0, 3.0]) == 2.0
     assert reached([9.0] * 8 + [math.nan, 3.0]) == 3.0
     assert math.isnan(reached([1.0, math.nan]))
 
 
-def test_a_sweep_goes_on_where_it_stopped_and_refuses_other_settings(tmp_path: Path) -> None:
+def test_a_sweep_goes_on_where_it_stopped_and_refuses_other_settings(tmp_path):
     (tmp_path / "done.json").write_text('["a=1"]')
     made(tmp_path, tmp_path, ["a=1"])
     with pytest.raises(RunFailed, match="made with other settings"):
@@ -110,7 +108,7 @@ def test_a_sweep_goes_on_where_it_stopped_and_refuses_other_settings(tmp_path: P
 # hostile --------------------------------------------------------------------------------------------------------------
 
 
-def test_the_attacks_are_many_and_no_two_are_the_same() -> None:
+def test_the_attacks_are_many_and_no_two_are_the_same():
     attacks = [*REACH, *SHARES]
     assert len(SHARES) >= 40
     assert len(REACH) >= 80
@@ -130,7 +128,7 @@ def row(wall: float, seconds: float = 1.0, **actors: dict[str, Any]) -> dict[str
     return {"wall": wall, "seconds": seconds, "actors": said, "cores": 2}
 
 
-def test_rates_are_growth_over_the_window_and_the_first_row_is_where_it_starts() -> None:
+def test_rates_are_growth_over_the_window_and_the_first_row_is_where_it_starts():
     rows = [
         row(100.0, generator_0={"figures": {"rollouts": 50, "generated_tokens": 1000}}),
         row(101.0, generator_0={"figures": {"rollouts": 60, "generated_tokens": 1500}, "busy": 0.5, "cpu": 0.75}),
@@ -144,7 +142,7 @@ def test_rates_are_growth_over_the_window_and_the_first_row_is_where_it_starts()
         window(rows[:1])
 
 
-def test_a_restarted_actor_and_one_that_appears_later_count_from_nothing() -> None:
+def test_a_restarted_actor_and_one_that_appears_later_count_from_nothing():
     rows = [
         row(0.0, a_0={"figures": {"calls": 100}}),
         row(1.0, a_0={"figures": {"calls": 110}}),
@@ -153,13 +151,13 @@ def test_a_restarted_actor_and_one_that_appears_later_count_from_nothing() -> No
     assert window(rows).tool_calls_per_s == (10 + 4 + 6) / 2
 
 
-def test_waits_are_gathered_without_their_numbers() -> None:
+def test_waits_are_gathered_without_their_numbers():
     waits = [{"waiting_for": f"roc_filter: step {n}", "waited": 0.5} for n in range(1, 5)]
     rows = [row(0.0), *(row(float(n), learner_0=each) for n, each in enumerate(waits, 1))]
     assert window(rows).waits == {"learner.0": {"roc_filter: step": pytest.approx(0.5)}}
 
 
-def test_rows_of_a_stage_are_those_in_which_the_learner_was_in_it() -> None:
+def test_rows_of_a_stage_are_those_in_which_the_learner_was_in_it():
     rows = [
         row(float(n), learner_0={"figures": {"stages": 2.0, "stage": stage, "step": step}})
         for n, (stage, step) in enumerate([(0, 9), (1, 0), (1, 1), (1, 2)])
@@ -187,9 +185,7 @@ SPENT = {"kv_scheduler.0": {"rollout_generator: a newer policy (the staleness bu
         ({"a.0": 0.95}, {}, SPENT, "a.0"),
     ],
 )
-def test_the_limit_of_a_topology(
-    busy: dict[str, float], cpu: dict[str, float], waits: dict[str, dict[str, float]], limited_by: str
-) -> None:
+def test_the_limit_of_a_topology(busy, cpu, waits, limited_by):
     actors = Window(10.0, 0.0, 0.0, 0.0, 0.0, 0.0, busy, cpu, waits)
     assert limit(actors, 2) == limited_by
 
@@ -200,7 +196,7 @@ def overlap(tokens_per_s: float, cpu: float = 1.0) -> bench_overlap.Measured:
     return bench_overlap.Measured(10.0, 10 * tokens_per_s, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, used, 1.0, 2, 10)
 
 
-def test_overlap_is_compared_within_each_round_and_bounded_where_the_cores_are_never_idle() -> None:
+def test_overlap_is_compared_within_each_round_and_bounded_where_the_cores_are_never_idle():
     found = {"asynchronous": [overlap(30), overlap(8), overlap(20)]}
     found["synchronous"] = [overlap(20), overlap(2), overlap(10)]
     assert bench_overlap.ratio(found, "") == 2.0
@@ -215,7 +211,7 @@ def test_overlap_is_compared_within_each_round_and_bounded_where_the_cores_are_n
     )
 
 
-def test_overlap_tells_what_a_step_costs_by_actor(tmp_path: Path) -> None:
+def test_overlap_tells_what_a_step_costs_by_actor(tmp_path):
     def actors(wall: float) -> dict[str, dict[str, Any]]:
         figures = {"stages": 1.0, "stage": 0.0, "step": 2 * wall}
         return {"learner_0": {"figures": figures, "cpu": 0.8}, "scheduler_0": {"cpu": 0.1}}
@@ -225,7 +221,7 @@ def test_overlap_tells_what_a_step_costs_by_actor(tmp_path: Path) -> None:
     step = {"kind": "step", "trained_tokens": 50, "groups_decided": 4, "rollouts": 8, "success": 0.5}
     metrics = [step | {"staleness_mean": 1.0}] * 4 + [{"kind": "stage", "stage_seconds": 2.0}]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in metrics))
-    found = bench_overlap.read(Run(None, tmp_path, tmp_path / "output"))  # type: ignore[arg-type]
+    found = bench_overlap.read(Run(None, tmp_path, tmp_path / "output"))
     assert found.cpu == {"learner.0": 0.4, "scheduler.0": 0.05}
     assert (found.step_seconds, found.cores, found.tokens_per_s) == (0.5, 2, 100.0)
     assert found.most_tokens_per_s == pytest.approx(2 * 50 / 0.45)
@@ -235,14 +231,14 @@ def test_overlap_tells_what_a_step_costs_by_actor(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def setting(tmp_path_factory: pytest.TempPathFactory) -> Setting:
+def setting(tmp_path_factory):
     model = tmp_path_factory.mktemp("model") / "model"
     save_model("quickstart", model)
     sizes = {"sequences": 6, "scale": 0.1, "threads": 1, "microbatch_tokens": 256, "vocabulary": 100}
     return Setting(model=model, device="cpu", dtype="float32", **sizes)
 
 
-def test_shared_prompts_give_the_gradient_of_separate_rows(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shared_prompts_give_the_gradient_of_separate_rows(setting, monkeypatch):
     monkeypatch.setattr(learner_tree, "LONG", 60)
     monkeypatch.setattr(learner_tree, "rstar2_prompt", lambda _: tuple(range(20, 60)))
     figures, rows = learner_tree.measure(setting, 1)
@@ -265,8 +261,8 @@ class Fake:
 
 
 def test_of_each_batch_the_faster_attention_is_measured_and_slow_batches_and_other_gradients_are_not(
-    monkeypatch: pytest.MonkeyPatch, setting: Setting
-) -> None:
+    monkeypatch, setting
+):
     fakes = {
         "ours": Fake(5, 1, 1, 1),
         "padded-1-sdpa": Fake(1, 3, 3, 3),
@@ -284,7 +280,7 @@ def test_of_each_batch_the_faster_attention_is_measured_and_slow_batches_and_oth
         bench_learner.compare(setting, [["padded-1-sdpa"]], 1)
 
 
-def test_rows_are_padded_on_the_right_and_trained_on_responses_alone() -> None:
+def test_rows_are_padded_on_the_right_and_trained_on_responses_alone():
     rows = [Row(torch.tensor([5, 6, 7]), 1, 1.0), Row(torch.tensor([8, 9, 10, 11, 12]), 3, -1.0)]
     inputs, mask, labels = pad(rows)
     assert inputs.tolist() == [[5, 6, 7, 0, 0], [8, 9, 10, 11, 12]]
@@ -295,12 +291,12 @@ def test_rows_are_padded_on_the_right_and_trained_on_responses_alone() -> None:
 # rollout --------------------------------------------------------------------------------------------------------------
 
 
-def test_turns_of_a_trajectory_are_what_the_model_wrote_and_all_before_it() -> None:
+def test_turns_of_a_trajectory_are_what_the_model_wrote_and_all_before_it():
     made = trajectory(opened(), tokens=7)  # the fourth token is a tool's
     assert turns(made) == [([0, 1, 2], 3), ([0, 1, 2, 5, 6, 7, 8], 3)]
 
 
-def test_the_writer_writes_calls_and_answers(tmp_path: Path) -> None:
+def test_the_writer_writes_calls_and_answers(tmp_path):
     save_writer(tmp_path / "model", quickstart_model(), thinking=5.0, calling=0.5)
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
@@ -314,9 +310,6 @@ def test_the_writer_writes_calls_and_answers(tmp_path: Path) -> None:
     assert {call.arguments["code"] for call in parsed} == {"print(1+2)"}
     assert 10 <= sum(len(found) == 1 for found in calls) <= 30
     assert all(found or text.endswith("<answer>\\boxed{3}</answer>") for found, text in zip(calls, texts, strict=True))
-
-
-# tools ----------------------------------------------------------------------------------------------------------------
 
 
 # end_to_end -----------------------------------------------------------------------------------------------------------
@@ -333,7 +326,7 @@ def measured(*seconds: float, trained: float = 8.0) -> Measured:
     return Measured.read(95.0, rows, 30.0)
 
 
-def test_rates_begin_with_the_first_steps_end_and_from_start_where_training_began() -> None:
+def test_rates_begin_with_the_first_steps_end_and_from_start_where_training_began():
     one = measured(5.0, 7.0, 9.0, trained=6.0)
     assert (one.trained_per_s, one.sampled_per_s, one.trained_per_s_from_start) == (12 / 4, 16 / 4, 18 / 14)
     assert one.late == (8.0, 16.0)
@@ -341,7 +334,7 @@ def test_rates_begin_with_the_first_steps_end_and_from_start_where_training_bega
         measured(5.0)
 
 
-def test_ratios_of_both_sides_are_taken_within_a_round(capsys: pytest.CaptureFixture[str]) -> None:
+def test_ratios_of_both_sides_are_taken_within_a_round(capsys):
     found: dict[tuple[Tools, str], list[Measured]] = {
         ("isolated", "agent_rl"): [measured(0.0, 1.0), measured(0.0, 2.0), measured(0.0, 4.0)],
         ("isolated", "trl"): [measured(0.0, 3.0), measured(0.0, 2.0), measured(0.0, 8.0)],
@@ -354,7 +347,7 @@ def test_ratios_of_both_sides_are_taken_within_a_round(capsys: pytest.CaptureFix
     assert not any("in_process" in name for name in figures)
 
 
-def test_both_sides_are_told_the_same(tmp_path: Path) -> None:
+def test_both_sides_are_told_the_same(tmp_path):
     options = bench_end_to_end.Options(peer="trl", steps=3)
     config = {"cache_implementation": "static"}
     spec = bench_end_to_end.specification(options, "isolated", PeerSetting(config=config), Path("/m"), tmp_path)
@@ -378,7 +371,7 @@ CHATML = (
 
 
 @pytest.mark.parametrize("template", [None, CHATML])
-def test_the_peers_template_makes_the_same_tokens_as_ours(template: str | None) -> None:
+def test_the_peers_template_makes_the_same_tokens_as_ours(template):
     tokenizer = build_tokenizer()
     if template:
         tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
@@ -402,7 +395,7 @@ def test_the_peers_template_makes_the_same_tokens_as_ours(template: str | None) 
     assert after == shown + ours.response_tokens(["3", "SyntaxError: x"])
 
 
-def test_the_peer_reads_calls_and_answers_of_a_turn() -> None:
+def test_the_peer_reads_calls_and_answers_of_a_turn():
     tokenizer = build_tokenizer()
     tokenizer.response_template = Frame.of(tokenizer).response_template
     prefix = tokenizer.encode("<|user|>A shop<|end|><|assistant|>")
@@ -428,15 +421,13 @@ def test_the_peer_reads_calls_and_answers_of_a_turn() -> None:
         ("raise SystemExit(3)", "", "error", "", "SystemExit: 3\n", ""),
     ],
 )
-def test_code_runs_in_process_as_the_sandbox_would_tell(
-    code: str, stdin: str, outcome: str, stdout: str, stderr: str, value: str
-) -> None:
+def test_code_runs_in_process_as_the_sandbox_would_tell(code, stdin, outcome, stdout, stderr, value):
     ran = run_python(code, stdin)
     assert (ran.outcome, ran.stdout, ran.stderr, ran.value) == (outcome, stdout, stderr, value)
 
 
 @pytest.mark.real_time
-async def test_the_executor_runs_and_judges_in_its_own_process(tmp_path: Path) -> None:
+async def test_the_executor_runs_and_judges_in_its_own_process(tmp_path):
     topology = micro(tmp_path)
     calls = [{"code": "import os; print(os.getpid())"}, {"code": 1}, {"code": "1 / 0"}]
     async with stand_ins(topology, "tool_executor") as stage:
@@ -452,7 +443,7 @@ async def test_the_executor_runs_and_judges_in_its_own_process(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("kind", [InProcess, Isolated])
-def test_the_peers_tool_and_reward_are_ours(kind: type[InProcess | Isolated]) -> None:
+def test_the_peers_tool_and_reward_are_ours(kind):
     tools = kind()
     try:
         run = python_tool(tools, 4096)

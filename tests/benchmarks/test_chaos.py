@@ -1,7 +1,5 @@
 """The plans of faults and changes, what is read of a run under them, and its accounts."""
 
-from __future__ import annotations
-
 import copy
 import json
 import os
@@ -63,7 +61,7 @@ BLUR = 1.5
 # The plans ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_seed_decides_the_plan_and_every_kind_actor_and_moment_comes() -> None:
+def test_a_seed_decides_the_plan_and_every_kind_actor_and_moment_comes():
     plan = make_plan(3, 200, HOMES, per_run=16, kinds=HERE)
     assert plan == make_plan(3, 200, HOMES, per_run=16, kinds=HERE)
     assert plan != make_plan(4, 200, HOMES, per_run=16, kinds=HERE)
@@ -76,7 +74,7 @@ def test_a_seed_decides_the_plan_and_every_kind_actor_and_moment_comes() -> None
     assert {fault.kind for fault in make_plan(0, 9, HOMES, per_run=9, kinds=["stop", "kill"])} == {"stop", "kill"}
 
 
-def test_a_quick_plan_has_the_same_faults_that_last_a_quarter_as_long() -> None:
+def test_a_quick_plan_has_the_same_faults_that_last_a_quarter_as_long():
     slow, quick = (make_plan(3, 60, HOMES, per_run=60, kinds=HERE, quick=quick) for quick in (False, True))
     for one, other in zip(quick, slow, strict=True):
         assert (one.kind, one.victims, one.moment) == (other.kind, other.victims, other.moment)
@@ -84,20 +82,20 @@ def test_a_quick_plan_has_the_same_faults_that_last_a_quarter_as_long() -> None:
         assert one.seconds == (other.seconds if "choices" in KINDS[one.kind] else other.seconds / 4)
 
 
-def test_the_faults_of_a_run_come_in_the_order_of_the_recipe() -> None:
+def test_the_faults_of_a_run_come_in_the_order_of_the_recipe():
     ordered = in_order(make_plan(1, 40, HOMES, per_run=40, kinds=HERE))
     early = [fault.moment for fault in ordered if fault.moment not in IN_RL]
     assert early == sorted(early, key=list(MOMENTS).index)
     assert all(fault.moment in IN_RL for fault in ordered[len(early) :])
 
 
-def test_each_process_once_ends_with_the_supervisor() -> None:
+def test_each_process_once_ends_with_the_supervisor():
     plan = each_once(HOMES)
     assert [fault.victims[0] for fault in plan] == [*ACTORS, SUPERVISOR]
     assert (plan[-1].kind, plan[-1].victims) == ("supervisor", (SUPERVISOR, *ACTORS))
 
 
-def test_over_hosts_a_fault_of_a_host_hits_its_own_actors() -> None:
+def test_over_hosts_a_fault_of_a_host_hits_its_own_actors():
     homes = {"kv_scheduler.0": "a", "learner.0": "a", "rollout_generator.0": "b", "rollout_generator.1": "c"}
     plan = make_plan(0, 300, homes, per_run=16, kinds=list(KINDS))
     whole = {fault.victims for fault in plan if fault.kind == "host"}
@@ -107,7 +105,7 @@ def test_over_hosts_a_fault_of_a_host_hits_its_own_actors() -> None:
     assert all(len(set(fault.victims)) == 2 for fault in plan if fault.kind == "partition")
 
 
-def test_a_change_is_a_command_of_a_user() -> None:
+def test_a_change_is_a_command_of_a_user():
     assert Change("tool_executor", number=2).words("run") == ["scale", "run", "tool_executor", "2"]
     assert Change("learner", "x:Y").words("run") == ["swap", "run", "learner", "--class", "x:Y"]
 
@@ -144,13 +142,11 @@ STOPPED = timeline("tool_executor.0", (100, 40), (103, 40), (107, 45))
         (STOPPED, "tool_executor.0", 100.0, 104.0, 107.0),  # progress while it is stopped is not its own
     ],
 )
-def test_a_victim_is_back_when_its_own_work_goes_on(
-    rows: list[Row], victim: str, fault_at: float, over_at: float, back: float | None
-) -> None:
+def test_a_victim_is_back_when_its_own_work_goes_on(rows, victim, fault_at, over_at, back):
     assert work_seen(rows, victim, fault_at, over_at, BLUR) == back
 
 
-def test_an_actor_without_work_is_back_once_it_runs_and_the_run_goes_on() -> None:
+def test_an_actor_without_work_is_back_once_it_runs_and_the_run_goes_on():
     def row(at: float, step: float, state: str) -> Row:
         learner = {"state": "running", "figures": {"stage": 0.0, "step": step}}
         return Row(at, {"learner.0": learner, "kv_scheduler.0": {"state": state, "figures": {}}})
@@ -160,7 +156,7 @@ def test_an_actor_without_work_is_back_once_it_runs_and_the_run_goes_on() -> Non
     assert work_seen(rows, "kv_scheduler.0", 100.0, 100.0, BLUR) == 103.0
 
 
-def test_a_half_written_line_is_read_when_it_is_whole(tmp_path: Path) -> None:
+def test_a_half_written_line_is_read_when_it_is_whole(tmp_path):
     path = tmp_path / "log.jsonl"
     lines = Lines(path)
     assert lines.new() == []
@@ -170,7 +166,7 @@ def test_a_half_written_line_is_read_when_it_is_whole(tmp_path: Path) -> None:
     assert lines.new() == [{"a": 2}]
 
 
-def test_a_sight_knows_processes_phases_and_moments(tmp_path: Path) -> None:
+def test_a_sight_knows_processes_phases_and_moments(tmp_path):
     logs = tmp_path / "logs"
     logs.mkdir()
     (tmp_path / "checkpoints").mkdir()
@@ -200,13 +196,13 @@ def test_a_sight_knows_processes_phases_and_moments(tmp_path: Path) -> None:
     assert (sight.processes, sight.phase, sight.frontier) == ({}, "start", Frontier())
 
 
-def test_faults_of_the_network_are_begun_and_ended_where_they_are() -> None:
+def test_faults_of_the_network_are_begun_and_ended_where_they_are():
     a, b = SimpleNamespace(address="10.0.0.1"), SimpleNamespace(address="10.0.0.2")
-    ((machine, down, up),) = network_fault("link_down", [a])  # type: ignore[list-item]
+    ((machine, down, up),) = network_fault("link_down", [a])
     assert (machine, down[-1], up[-1]) == (a, "down", "up")
-    ((_, slow, fast),) = network_fault("slow_link", [a])  # type: ignore[list-item]
+    ((_, slow, fast),) = network_fault("slow_link", [a])
     assert ("20mbit" in slow, slow[2], fast[2]) == (True, "add", "del")
-    ways = network_fault("partition", [a, b])  # type: ignore[list-item]
+    ways = network_fault("partition", [a, b])
     assert [(machine, begin[-1], end[2]) for machine, begin, end in ways] == [
         (a, "10.0.0.2/32", "del"),
         (b, "10.0.0.1/32", "del"),
@@ -227,7 +223,7 @@ begun g.0#2 b 10
 """
 
 
-def test_a_turn_under_way_that_is_begun_again_is_one_and_a_complete_turn_that_is_lost_counts_too() -> None:
+def test_a_turn_under_way_that_is_begun_again_is_one_and_a_complete_turn_that_is_lost_counts_too():
     lines = RECORD.strip().splitlines()
     turns = read_turns(lines)
     assert (turns.again, turns.in_flight) == ({"kill": 2}, {"kill": 2})
@@ -254,7 +250,7 @@ def train(made: Journal, version: int, *groups: str) -> None:
     made.step_trained(version, TrainingFigures())
 
 
-def test_open_missing_and_failed_groups_are_lost_and_groups_in_two_steps_are_repeated(tmp_path: Path) -> None:
+def test_open_missing_and_failed_groups_are_lost_and_groups_in_two_steps_are_repeated(tmp_path):
     made = journal(tmp_path, 0, 1, 3)
     made.open_group("g4", 0, 4, "train", b"")
     made.drop("g4", "too_few_rollouts", 0.0, 0, 0)
@@ -265,7 +261,7 @@ def test_open_missing_and_failed_groups_are_lost_and_groups_in_two_steps_are_rep
     assert accounts.repeated == ("g0 was trained twice",)
 
 
-def test_a_prompt_that_is_not_that_of_its_group_is_lost(tmp_path: Path) -> None:
+def test_a_prompt_that_is_not_that_of_its_group_is_lost(tmp_path):
     topology = load_topology(EXAMPLE)
     tasks = Environments(topology, EXAMPLE.parent).tasks()
     made = Journal(tmp_path / "journal.sqlite")
@@ -280,9 +276,7 @@ def test_a_prompt_that_is_not_that_of_its_group_is_lost(tmp_path: Path) -> None:
     assert line == f"g1 asks {right['g0'].id}, and its number is that of {tasks.problem(2, 1).id}"
 
 
-def test_a_whole_run_has_lost_nothing_and_its_scripted_model_was_trained_on_what_the_journal_says(
-    tmp_path: Path,
-) -> None:
+def test_a_whole_run_has_lost_nothing_and_its_scripted_model_was_trained_on_what_the_journal_says(tmp_path):
     made = journal(tmp_path, 0, 1, 2)
     train(made, 0, "g0", "g1")
     train(made, 1, "g2")
@@ -293,7 +287,7 @@ def test_a_whole_run_has_lost_nothing_and_its_scripted_model_was_trained_on_what
     assert again == ["the model was trained 2 times on g2", "the model was trained on g7 of no step"]
 
 
-def test_a_group_that_was_trained_too_late_is_told_by_the_versions_in_its_trajectories(tmp_path: Path) -> None:
+def test_a_group_that_was_trained_too_late_is_told_by_the_versions_in_its_trajectories(tmp_path):
     topology = load_topology(EXAMPLE)
     at, _, algorithm = topology.rl_algorithms[0]
     made = Journal(tmp_path / "journal.sqlite")
@@ -313,7 +307,7 @@ def summary(**shares: float) -> dict[str, float]:
     return {f"{name}{end}": value + by for name, value in given.items() for end, by in ends}
 
 
-def test_success_is_compared_by_intervals_or_over_pairs() -> None:
+def test_success_is_compared_by_intervals_or_over_pairs():
     near, far = summary(success_after_greedy=0.65), summary(success_after_greedy=0.75)
     assert within_noise([]) is None
     assert within_noise([(summary(), near)]) is True
@@ -322,7 +316,7 @@ def test_success_is_compared_by_intervals_or_over_pairs() -> None:
     assert within_noise([(far, summary()), (far, summary())]) is False
 
 
-def test_figures_of_faults_tell_recovery_turns_and_what_was_lost() -> None:
+def test_figures_of_faults_tell_recovery_turns_and_what_was_lost():
     def done(kind: str, victim: str, lost: float) -> Done:
         return Done(Fault(1, kind, "step", 0.0, (victim,)), "rl", lost)
 
@@ -346,10 +340,10 @@ def test_figures_of_faults_tell_recovery_turns_and_what_was_lost() -> None:
 # Actors of no model, and what a run leaves ----------------------------------------------------------------------------
 
 
-def test_a_scripted_model_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+def test_a_scripted_model_goes_on_from_its_checkpoint(tmp_path):
     trained = Trained(60.0, tmp_path)  # the folder is there: steps take no time
     group = TrainingGroup("g0", 2, PolicyVersion(1, 0), (), np.zeros(0, dtype=np.float32))
-    trained.rl_step([group], load_topology(EXAMPLE).stages[2], 0)  # type: ignore[arg-type]
+    trained.rl_step([group], load_topology(EXAMPLE).stages[2], 0)
     trained.stage(tmp_path / "version-000001-stage-02", Position(2, 0, 1), {"watch": 3}).write()
     restored = Trained(60.0, tmp_path)
     assert restored.restore(tmp_path / "version-000001-stage-02") == (Position(2, 0, 1), {"watch": 3})
@@ -359,7 +353,7 @@ def test_a_scripted_model_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
         restored.restore(tmp_path / "version-000001-stage-02")
 
 
-async def test_a_scripted_engine_calls_its_tool_then_answers_and_refuses_other_weights(tmp_path: Path) -> None:
+async def test_a_scripted_engine_calls_its_tool_then_answers_and_refuses_other_weights(tmp_path):
     engine = ScriptedTurns(write_model(tmp_path / "model"), {"a": "12"}, rows=8)
     chat = build_tokenizer(LENGTH)  # the tokenizer that was written without transformers is the quickstart's
     assert engine.decode(chat.encode("<tool_call>print(12)\n", add_special_tokens=False)) == "<tool_call>print(12)\n"
@@ -381,7 +375,7 @@ async def test_a_scripted_engine_calls_its_tool_then_answers_and_refuses_other_w
     assert engine.policy == PolicyVersion(1, 3)
 
 
-def test_the_clock_of_a_process_jumps_and_the_hosts_does_not(tmp_path: Path) -> None:
+def test_the_clock_of_a_process_jumps_and_the_hosts_does_not(tmp_path):
     clock = tmp_path / "clock"
     clock.write_bytes(struct.pack("d", -86400.0))
     code = "import time; print(time.time(), time.time_ns() / 1e9, time.monotonic())"
@@ -396,7 +390,7 @@ def test_the_clock_of_a_process_jumps_and_the_hosts_does_not(tmp_path: Path) -> 
 
 @pytest.mark.real_time
 @pytest.mark.parametrize("unseen", [False, True])
-async def test_what_a_host_leaves_is_found_also_by_its_environment_alone(tmp_path: Path, unseen: bool) -> None:
+async def test_what_a_host_leaves_is_found_also_by_its_environment_alone(tmp_path, unseen):
     """A process that leaves its session at once is never seen below the supervisor."""
     start = f"import os, subprocess, time; subprocess.Popen(['sleep', '60'], start_new_session={unseen})"
     stays = "" if unseen else "; open(os.environ['TMPDIR'] + '/x', 'w'); time.sleep(60)"

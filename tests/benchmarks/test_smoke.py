@@ -1,7 +1,5 @@
 """Every benchmark at its smallest size: it ends well and prints its figures."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -10,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
@@ -158,9 +155,6 @@ SMALLEST = {
         lambda figures: figures["weights_sent_3"] <= 2,  # hosts pass parts on
         lambda: skip_without("tc"),
     ),
-    "chaos: a few kills": Smallest(
-        ("--scripted", "--faults", "2", "--seed", "1", "--kinds", "kill"), CHAOS, nothing_lost("chaos")
-    ),
     "chaos: every kind": Smallest(
         ("--scripted", "--faults", "10", "--seed", "95"),
         CHAOS,
@@ -206,9 +200,7 @@ SMALLEST = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SMALLEST)
-def test_the_smallest_size_of_each_benchmark_has_its_figures(
-    name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_smallest_size_of_each_benchmark_has_its_figures(name, tmp_path, capfd, monkeypatch):
     monkeypatch.setattr(tool_loads, "SAMPLE", 20)
     smallest, subject = SMALLEST[name], name.partition(":")[0]
     smallest.needs()
@@ -238,9 +230,7 @@ def test_the_smallest_size_of_each_benchmark_has_its_figures(
         ('end_to_end --peer trl --python /bin/true --setting {"thread":1}', 2, "nor a JSON object of a setting's"),
     ],
 )
-def test_wrong_options_are_told_with_the_remedy(
-    arguments: str, code: int, said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_options_are_told_with_the_remedy(arguments, code, said, capsys):
     assert main(["bench", *arguments.split(" ")]) == code
     assert said in capsys.readouterr().err
 
@@ -262,7 +252,7 @@ if sys.argv[1] == "-m":
 
 
 @pytest.mark.slow
-def test_end_to_end_beside_a_stand_in_for_the_peer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_end_to_end_beside_a_stand_in_for_the_peer(tmp_path, capsys):
     stand_in, model = tmp_path / "python", tmp_path / "model"
     (tmp_path / "peer.py").write_text(PEER)
     # A path with spaces cannot stand behind "#!".
@@ -286,7 +276,7 @@ def test_end_to_end_beside_a_stand_in_for_the_peer(tmp_path: Path, capsys: pytes
 
 
 @pytest.mark.slow
-def test_a_benchmark_that_is_told_to_end_leaves_nothing_running(tmp_path: Path) -> None:
+def test_a_benchmark_that_is_told_to_end_leaves_nothing_running(tmp_path):
     command = [sys.executable, "-m", "actors.cli", "bench", "learning", "quickstart", "--seeds", "1"]
     with subprocess.Popen(command, env={**os.environ, "TMPDIR": str(tmp_path)}) as process:
         deadline = time.monotonic() + 60

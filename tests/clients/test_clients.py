@@ -6,8 +6,6 @@ writes what `TURNS` says, in a form that no client keeps: other white space and 
 reasoning that most clients drop. All the same, a client that goes on with its history must continue the very tokens.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """A rollout of verifiers at a real gateway by its own training client: it tokenizes itself, and asks for tokens."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path
@@ -23,7 +21,7 @@ SCRIPT = ROOT / "tests" / "servers" / "asking_harness.py"
 @pytest.mark.skipif(
     not (VERIFIERS / "installed").is_file(), reason="verifiers is not here: make .venv-verifiers/installed"
 )
-async def test_the_training_client_of_verifiers_has_the_tokens_that_are_trained(tmp_path: Path) -> None:
+async def test_the_training_client_of_verifiers_has_the_tokens_that_are_trained(tmp_path):
     texts = iter(("It is 4.", "3"))
     with trio.fail_after(LONGEST_SECONDS):
         async with stand(tmp_path, lambda *_: next(texts)) as at, at.rollout() as (key, episode):

@@ -1,7 +1,5 @@
 """The files of examples/cluster/, and the changes that their users make."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -2,8 +2,6 @@
 seconds.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The quickstart's problems are right, its demonstrations wrong in the promised shares, and its splits apart."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import itertools

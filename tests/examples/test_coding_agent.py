@@ -1,7 +1,5 @@
 """The agent of others in examples/coding_agent, in a short real run."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -20,7 +18,7 @@ pytestmark = [
 ]
 
 
-def test_its_compaction_branches_and_every_token_is_accounted_for(tmp_path: Path) -> None:
+def test_its_compaction_branches_and_every_token_is_accounted_for(tmp_path):
     directory = tmp_path / "run"
     given = [
         f'run.directory="{directory}"',

@@ -1,7 +1,5 @@
 """The study of token entropy: a run under way, figures by hand, and what it says where nothing is kept."""
 
-from __future__ import annotations
-
 import json
 import math
 import shutil
@@ -28,7 +26,7 @@ PIECES = ["I think " + CALL, "<tool_response>\n2\n</tool_response>", "But wait. 
 
 
 @pytest.fixture(scope="module")
-def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def weights(tmp_path_factory):
     """A model whose tokenizer is that of synthetic runs."""
     directory = tmp_path_factory.mktemp("model")
     spec = InitialiseModel(
@@ -39,7 +37,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def test_a_study_of_a_run_under_way(tmp_path: Path, weights: Path) -> None:
+def test_a_study_of_a_run_under_way(tmp_path, weights):
     run = SyntheticRun(tmp_path)
     run.version = 1
     run.enter(RL)
@@ -68,7 +66,7 @@ def test_a_study_of_a_run_under_way(tmp_path: Path, weights: Path) -> None:
         entropy.study(run.directory, step=4)
 
 
-def test_scores_are_those_of_a_plain_loop_in_rollouts_with_branches_too(weights: Path) -> None:
+def test_scores_are_those_of_a_plain_loop_in_rollouts_with_branches_too(weights):
     model: Any = AutoModelForCausalLM.from_pretrained(weights, dtype=torch.float64)
     for rollout in (each for group in sampled(1) for each in group.trajectories):
         body = rollout.unpack()
@@ -79,7 +77,7 @@ def test_scores_are_those_of_a_plain_loop_in_rollouts_with_branches_too(weights:
         np.testing.assert_allclose(entropy.scores(model, body, 0.7), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_means_by_name() -> None:
+def test_means_by_name():
     found = entropy.means(np.array(["b", "a", "b"]), np.array([1.0, 0.5, 2.0]), np.array([True, False, False]))
     assert found["a"] == {"tokens": 1, "entropy": 0.5, "high": 0.0}
     assert found["b"] == {"tokens": 2, "entropy": 1.5, "high": 0.5}

@@ -1,7 +1,5 @@
 """The guides to writing an environment and a tool: their code does what they say."""
 
-from __future__ import annotations
-
 import importlib
 import random
 import re
@@ -27,7 +25,7 @@ TABLES = re.findall(r"^```toml\n(.*?)^```$", GUIDE, re.MULTILINE | re.DOTALL)
 
 
 @pytest.fixture
-def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def modules(tmp_path, monkeypatch):
     """The guides' files, importable."""
     for name, text in FILES.items():
         (tmp_path / f"{name}.py").write_text(text)
@@ -45,7 +43,7 @@ class Here:
         return ToolOutput("success", stdout=code)
 
 
-async def test_the_guides_environments_judge(modules: Any) -> None:
+async def test_the_guides_environments_judge(modules):
     assert set(FILES) == {"capitals", "lookups", "sums", "test_capitals", "distances", "ledger", "doubled"}
     capitals = modules("capitals").Capitals(seed=0, base=Path())
     problem = capitals.problems().evaluation(0)
@@ -57,7 +55,7 @@ async def test_the_guides_environments_judge(modules: Any) -> None:
     assert lookups.tools[0].call_here({"country": "Italy"}, b"").value == "Rome"
 
 
-def test_the_guides_test_passes_for_each_environment(modules: Any, tmp_path: Path) -> None:
+def test_the_guides_test_passes_for_each_environment(modules, tmp_path):
     derived = modules("test_capitals").TestCapitals
     assert derived.environment is modules("capitals").Capitals
 
@@ -71,14 +69,14 @@ def test_the_guides_test_passes_for_each_environment(modules: Any, tmp_path: Pat
             getattr(each(), name)(tmp_path)
 
 
-def test_the_guides_demonstrations_are_right(modules: Any) -> None:
+def test_the_guides_demonstrations_are_right(modules):
     sums = modules("sums").Sums(seed=0, base=Path())
     shown = next(iter(sums.problems().demonstrations(random.Random(0))))
     assert [message["role"] for message in shown.messages] == ["user", "assistant"]
     assert sums.judge_at_once(shown.problem, Transcript((shown.messages[-1]["content"],))).success
 
 
-def test_the_guides_tables_are_entries(modules: Any) -> None:
+def test_the_guides_tables_are_entries(modules):
     one, several = (
         [EnvironmentEntry.model_validate(each) for each in tomllib.loads(text)["environments"]] for text in TABLES
     )
@@ -87,7 +85,7 @@ def test_the_guides_tables_are_entries(modules: Any) -> None:
     assert [tasks.problem(0, number).environment for number in range(8)].count("with_tool") == 2
 
 
-async def test_the_guides_tools_work(modules: Any) -> None:
+async def test_the_guides_tools_work(modules):
     distance: FunctionTool = modules("distances").distance
     assert distance.call_here({"start": "Bern", "end": "Basel", "unit": "miles"}, b"").value == "59.0"
     parameters = distance.schema["function"]["parameters"]["properties"]

@@ -1,7 +1,5 @@
 """The recipes of evaluations name the commands that fetch their data, and are sound once the data are there."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import json
@@ -18,16 +16,16 @@ from actors.cli.data import _columns
 from actors.cli.evaluation import evaluate
 from actors.cli.main import command_line, main
 from agent_rl.config.load import load_topology
-from agent_rl.config.topology import EvaluateStage, InitialiseModel
+from agent_rl.config.topology import EvaluateStage
 from agent_rl.data.fetch import as_problem
 from agent_rl.data.review import renamed
 from agent_rl.environments.base import TaskError
 from agent_rl.environments.maths.rewards import answers_equal
 from agent_rl.evaluation.problems import chosen_problems
-from agent_rl.learning.tiny import initialise_model
 from agent_rl.messages import Transcript
 from tests.end_to_end.processes import finish
 from tests.end_to_end.test_eval import begin
+from tests.end_to_end.topologies import write_model
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 RECIPES = {"evaluate_maths": 4, "evaluate_gpqa": 1}
@@ -56,7 +54,7 @@ DATA: Mapping[str, list[dict[str, Any]]] = {
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path, monkeypatch):
     for path in (EXAMPLES / "evaluate_maths.toml", *(EXAMPLES / "evaluate_gpqa").glob("*gpqa.*")):
         shutil.copy(path, tmp_path)
     monkeypatch.chdir(tmp_path)
@@ -80,9 +78,7 @@ def write(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_a_missing_file_is_named_with_the_command_that_fetches_it(
-    folder: Path, recipe: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_missing_file_is_named_with_the_command_that_fetches_it(folder, recipe, capsys):
     assert main(["check", f"{recipe}.toml"]) == 2
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == RECIPES[recipe]
@@ -99,9 +95,7 @@ def test_a_missing_file_is_named_with_the_command_that_fetches_it(
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_a_recipe_is_sound_once_its_data_are_there(
-    folder: Path, recipe: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_recipe_is_sound_once_its_data_are_there(folder, recipe, capsys):
     fetch_into(folder, recipe)
     assert main(["check", f"{recipe}.toml"]) == 0, capsys.readouterr().err
     stage = load_topology(folder / f"{recipe}.toml").stages[0]
@@ -115,14 +109,12 @@ def test_a_recipe_is_sound_once_its_data_are_there(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_a_recipe_runs_to_its_table_on_short_files(folder: Path, recipe: str) -> None:
+def test_a_recipe_runs_to_its_table_on_short_files(folder, recipe):
     fetch_into(folder, recipe)
     files = sorted((folder / "data").rglob("*.jsonl"))
     for file in files:
         file.write_text("".join(file.read_text().splitlines(keepends=True)[:2]))
-    shape = {"hidden_size": 32, "layers": 1, "heads": 2, "kv_heads": 1, "head_dim": 16, "mlp_size": 32}
-    spec = InitialiseModel(**shape, max_length=8192, byte_fallback=True)
-    initialise_model(spec, folder / "model", 0)
+    write_model(folder, max_length=8192, byte_fallback=True)
     limits = ["--n", "2", "--max-tokens", "24", "--max-turns", "2", "--out", "out"]
     out = finish(begin(folder, "model", "--topology", f"{recipe}.toml", *limits)).out
     results = json.loads((folder / "out" / "results.json").read_text())
@@ -135,7 +127,7 @@ def test_a_recipe_runs_to_its_table_on_short_files(folder: Path, recipe: str) ->
         assert all(name in out for name in names)
 
 
-def test_the_results_keep_files_of_one_name_apart(folder: Path) -> None:
+def test_the_results_keep_files_of_one_name_apart(folder):
     fetch_into(folder, "evaluate_maths")
     from agent_rl.environments.task_files import read_tasks
 
@@ -148,7 +140,7 @@ def test_the_results_keep_files_of_one_name_apart(folder: Path) -> None:
     ]
 
 
-def test_the_choices_of_a_question(folder: Path) -> None:
+def test_the_choices_of_a_question(folder):
     fetch_into(folder, "evaluate_gpqa")
     gpqa = importlib.import_module("gpqa").Gpqa(
         seed=0, base=folder, evaluation_files=("data/gpqa_diamond/train.jsonl",)
@@ -164,7 +156,6 @@ def test_the_choices_of_a_question(folder: Path) -> None:
     assert min(share) > 30  # no letter is the rule
     right = Transcript((f"<answer>\\boxed{{{problems[0].answer}}}</answer>",))
     judgement = gpqa.judge_at_once(problems[0], right)
-    assert judgement is not None
     assert judgement.success
     assert answers_equal("C", "(C)")
     assert answers_equal("C", "\\text{C}")
@@ -174,7 +165,7 @@ def test_the_choices_of_a_question(folder: Path) -> None:
     assert problems[0].text in user["content"]
 
 
-def test_a_question_without_its_wrong_answers_is_refused(folder: Path) -> None:
+def test_a_question_without_its_wrong_answers_is_refused(folder):
     write(folder / "data" / "short" / "train.jsonl", [{"problem": "Which?", "answer": "this"}])
     gpqa = importlib.import_module("gpqa").Gpqa(seed=0, base=folder, evaluation_files=("data/short/train.jsonl",))
     with pytest.raises(TaskError, match=r"train.jsonl:1: the columns Incorrect Answer 1, .* must hold text"):

@@ -1,7 +1,5 @@
 """The recipes for GPUs are sound on a machine without one, once their files are there; and the images are pinned."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import re
@@ -41,7 +39,7 @@ RECIPES = {
 
 
 @pytest.fixture(scope="module")
-def hub(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def hub(tmp_path_factory):
     """What the hub says of the models: sizes as published, and a small tokenizer in place of theirs."""
     folder = tmp_path_factory.mktemp("hub")
     tiny = InitialiseModel(hidden_size=16, layers=1, heads=2, kv_heads=1, head_dim=8, mlp_size=16, byte_fallback=True)
@@ -64,7 +62,7 @@ def write(path: Path, text: str) -> None:
 
 
 @pytest.fixture
-def folder(hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(hub, tmp_path, monkeypatch):
     """The recipes beside their files, on a machine where vLLM is installed and there is no GPU."""
     for names in RECIPES.values():
         for name in names:
@@ -85,16 +83,14 @@ def folder(hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_a_recipe_is_sound_on_a_machine_without_gpus(
-    folder: Path, recipe: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_recipe_is_sound_on_a_machine_without_gpus(folder, recipe, capsys):
     assert main(["check", *RECIPES[recipe]]) == 0, capsys.readouterr().err
     out = capsys.readouterr().out
     assert "memory plan:" in out
     assert "GPUs:" in out
 
 
-def test_sixty_four_gpus_are_used_each_once_and_one_twice(folder: Path) -> None:
+def test_sixty_four_gpus_are_used_each_once_and_one_twice(folder):
     large = load_topology(folder / "rstar2_14b_mi300x.toml")
     assert len({(placed.host, gpu) for placed in placement(large) for gpu in placed.gpus}) == 64
     assert all(most_gpus(large, host) == 8 for host in large.hosts_in_use)
@@ -107,7 +103,7 @@ def test_sixty_four_gpus_are_used_each_once_and_one_twice(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("recipe", "gib"), [("qwen3_0.6b_1gpu", 24), ("qwen3_4b_8gpu", 80), ("rstar2_14b_mi300x", 192)]
 )
-def test_the_learner_fits_into_its_gpus(folder: Path, recipe: str, gib: int) -> None:
+def test_the_learner_fits_into_its_gpus(folder, recipe, gib):
     del folder
     needs = [
         need
@@ -118,7 +114,7 @@ def test_the_learner_fits_into_its_gpus(folder: Path, recipe: str, gib: int) -> 
     assert 0 < sum(need.size for need in needs) < 0.95 * share * gib * 2**30
 
 
-def test_the_stages_are_the_papers(folder: Path) -> None:
+def test_the_stages_are_the_papers(folder):
     topology = load_topology(folder / "rstar2_14b_mi300x.toml")
     stages = topology.stages
     assert isinstance(stages[0], SftStage)
@@ -138,14 +134,14 @@ def test_the_stages_are_the_papers(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", sorted({name for names in RECIPES.values() for name in names}))
-def test_each_recipe_says_what_never_ran(name: str) -> None:
+def test_each_recipe_says_what_never_ran(name):
     text = (ROOT / "examples" / name).read_text()
     assert "What was run: " in text
     assert "NOT RUN: " in text
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "containers").glob("*Dockerfile")), ids=lambda path: path.name)
-def test_an_image_passes_hadolint_and_keeps_what_its_base_has(path: Path) -> None:
+def test_an_image_passes_hadolint_and_keeps_what_its_base_has(path):
     hadolint = Path(sys.executable).with_name("hadolint")
     done = subprocess.run([hadolint, "--failure-threshold", "info", path], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr

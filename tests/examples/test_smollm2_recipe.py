@@ -1,7 +1,5 @@
 """The recipe of SmolLM2 from its commands: data from equations, a sound topology, and a shortened run of a stand-in."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
@@ -20,7 +18,7 @@ SMALL = InitialiseModel(
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path, monkeypatch):
     """A clone with data and a small model where the recipe has SmolLM2."""
     (tmp_path / "examples").mkdir()
     shutil.copy(ROOT / RECIPE, tmp_path / RECIPE)
@@ -40,7 +38,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_the_recipe_is_sound_once_its_files_are_there(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_recipe_is_sound_once_its_files_are_there(folder, capsys):
     assert main(["check", RECIPE]) == 0, capsys.readouterr().err
     shutil.rmtree(folder / "models")
     assert main(["check", RECIPE]) != 0
@@ -48,7 +46,7 @@ def test_the_recipe_is_sound_once_its_files_are_there(folder: Path, capsys: pyte
 
 
 @pytest.mark.slow
-def test_the_recipe_runs_shortened_and_its_right_rollouts_can_be_trained_on(folder: Path) -> None:
+def test_the_recipe_runs_shortened_and_its_right_rollouts_can_be_trained_on(folder):
     short = ["stages.0.steps=2", "stages.1.problems=4", "stages.2.steps=1", "stages.3.problems=4"]
     small = ["algorithm.groups_per_step=2", "algorithm.samples=4", "algorithm.keep=4"]
     assert main(["run", RECIPE, *(part for each in (*short, *small) for part in ("--set", each))]) == 0
@@ -62,9 +60,7 @@ def test_the_recipe_runs_shortened_and_its_right_rollouts_can_be_trained_on(fold
 
 
 @pytest.mark.slow
-def test_the_recipe_and_its_controls_begin_from_one_taught_model_and_go_on(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_recipe_and_its_controls_begin_from_one_taught_model_and_go_on(folder, capsys):
     shutil.copytree(ROOT / "examples/smollm2_controls", folder / "examples/smollm2_controls")
     short = ["stages.0.steps=2", "stages.2.steps=4", "stages.3.problems=4", "algorithm.keep=4", "algorithm.samples=4"]
     asked = [*(part for each in (*short, "algorithm.groups_per_step=2") for part in ("--set", each)), "--length", "0.5"]

@@ -3,8 +3,6 @@
 The second way reads the quantities from the text. It counts, simulates or tries out where the program has a formula.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import re
@@ -154,7 +152,7 @@ SOLVE = {
 """The answer once more, counted, simulated or tried out where the program has a formula."""
 
 
-def test_the_files_are_what_the_program_makes(tmp_path: Path) -> None:
+def test_the_files_are_what_the_program_makes(tmp_path):
     program.main(tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {
         path.name: path.read_bytes() for path in FOLDER.glob("*.jsonl")
@@ -162,7 +160,7 @@ def test_the_files_are_what_the_program_makes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", sorted(SOLVE))
-def test_every_answer_is_found_again_from_the_text(kind: str) -> None:
+def test_every_answer_is_found_again_from_the_text(kind):
     rows = [row for row in ALL if row["kind"] == kind]
     assert len(rows) == 12
     for row in rows:
@@ -170,14 +168,14 @@ def test_every_answer_is_found_again_from_the_text(kind: str) -> None:
         assert row["answer"].replace("$", "") in {answer, answer.removesuffix(".00")}, row
 
 
-def test_kinds_are_many_and_each_is_put_in_several_ways() -> None:
+def test_kinds_are_many_and_each_is_put_in_several_ways():
     assert set(program.KINDS) == set(FORMS) == set(SOLVE)
     assert len(SOLVE) >= 25
     for kind, forms in FORMS.items():
         assert len(set(forms)) >= 3, kind
 
 
-def test_no_held_out_problem_is_a_training_problem_in_other_words() -> None:
+def test_no_held_out_problem_is_a_training_problem_in_other_words():
     assert len({row["id"] for row in ALL}) == len({row["problem"] for row in ALL}) == len(ALL) >= 300
     quantities = {(row["kind"], *map(str, read(row["kind"], row["problem"]))) for row in ALL}
     assert len(quantities) == len(ALL)
@@ -186,7 +184,7 @@ def test_no_held_out_problem_is_a_training_problem_in_other_words() -> None:
     assert not any(row["answer"].lstrip("-").isdigit() for row in ROWS[TRAINING[1]])
 
 
-def test_sentences_read_well() -> None:
+def test_sentences_read_well():
     for row in ALL:
         text = row["problem"]
         assert text[0].isupper() or text[0].isdigit(), text
@@ -220,7 +218,7 @@ OTHERWISE = {
 
 
 @pytest.mark.parametrize("kind", OTHERWISE)
-def test_the_checker_knows_an_answer_that_is_written_otherwise(kind: str) -> None:
+def test_the_checker_knows_an_answer_that_is_written_otherwise(kind):
     same, other = OTHERWISE[kind]
     for row in ALL:
         if row["kind"] == kind:

@@ -1,7 +1,5 @@
 """A harness of verifiers, as users write one, and a rollout of it with verifiers' own training client."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

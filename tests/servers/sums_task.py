@@ -1,7 +1,5 @@
 """Tasks of inspect-ai, as users write them: one that the adapter can run, and some that it cannot."""
 
-from __future__ import annotations
-
 from inspect_ai import Task, task
 from inspect_ai.dataset import Sample
 from inspect_ai.scorer import Score, Scorer, Target, accuracy, match, model_graded_qa, scorer

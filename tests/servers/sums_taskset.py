@@ -1,7 +1,5 @@
 """A taskset of verifiers, as users write one; with ``hard`` in its configuration, one that the adapter cannot run."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import verifiers.v1 as vf

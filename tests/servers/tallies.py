@@ -3,8 +3,6 @@
 An episode asks for the number that its seed gives. The text "die" ends the server, "hang" blocks it.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from typing import Any
@@ -33,7 +31,7 @@ class Tally(Environment):
         self.wanted = (seed or 0) + more.get("plus", 0)
         return Shown(text=f"Say {self.wanted}.")
 
-    def step(self, action: Said) -> Shown:  # type: ignore[override]
+    def step(self, action: Said) -> Shown:
         if action.text == "die":
             os._exit(7)
         if action.text == "raise":
@@ -43,7 +41,7 @@ class Tally(Environment):
         right = action.text == str(self.wanted)
         return Shown(text="Right." if right else "Wrong.", reward=1.0 if right else -0.25, done=right)
 
-    async def step_async(self, action: Said, timeout_s: float | None = None, **more: Any) -> Shown:  # type: ignore[override]
+    async def step_async(self, action: Said, timeout_s: float | None = None, **more: Any) -> Shown:
         if action.text == "hang":
             time.sleep(600)  # noqa: ASYNC251  it is meant to block
         return self.step(action)

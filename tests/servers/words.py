@@ -1,7 +1,5 @@
 """A server of tools with the package mcp, as users write one: ``python mcp_server.py [PORT]``; with a port by HTTP."""
 
-from __future__ import annotations
-
 import os
 import sys
 

@@ -1,9 +1,6 @@
 """One strongly isolated sandbox for all attacks, in a thread of its own; each attack has neighbours."""
 
-from __future__ import annotations
-
 import threading
-from collections.abc import Iterator
 
 import pytest
 import trio
@@ -59,7 +56,7 @@ class Attacked:
 
 
 @pytest.fixture(scope="session")
-def strong_sandbox() -> Iterator[Attacked]:
+def strong_sandbox():
     reason = lacking("strong")
     if reason:
         pytest.skip(f"this host does not allow it: {reason}")
@@ -85,5 +82,5 @@ def strong_sandbox() -> Iterator[Attacked]:
 
 
 @pytest.fixture
-def attacked(strong_sandbox: Attacked) -> Attacked:
+def attacked(strong_sandbox):
     return strong_sandbox

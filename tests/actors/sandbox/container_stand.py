@@ -1,7 +1,5 @@
 """A fixture that puts `container_cli.py` in the place of docker."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path
@@ -12,7 +10,7 @@ CLI = Path(__file__).with_name("container_cli.py")
 
 
 @pytest.fixture
-def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def state(tmp_path, monkeypatch):
     """The folder of its state."""
     if os.geteuid() != 0:
         pytest.skip("the stand-in for docker needs root")

@@ -1,7 +1,5 @@
 """Sandboxes for tests: run one, know what the host allows, look for processes by the name they gave themselves."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import time
@@ -132,7 +130,6 @@ def is_alive(pid: int) -> bool:
 
 def interpreter_pid(sandbox: Sandbox) -> int:
     process = sandbox._ready[0]._process
-    assert process is not None
     return process.pid
 
 

@@ -4,8 +4,6 @@ Each is judged beside a neighbour's check, and before another; both must come ou
 the predictions of a table share.
 """
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 

@@ -4,8 +4,6 @@ Beside each run another session and a plain call; both go on unharmed, and so do
 cell finds the state before the attack, or after it, in time.
 """
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 
@@ -22,7 +20,7 @@ IN_FRAMES = "import sys\nframe = sys._getframe()\nwhile frame.f_back: frame = fr
 
 
 @pytest.mark.parametrize("attack", CELLS.values(), ids=CELLS.keys())
-def test_a_hostile_cell_harms_only_its_own_session(attack: str) -> None:
+def test_a_hostile_cell_harms_only_its_own_session(attack):
     require("strong")
     attack = attack.replace("{{named}}", named("outlives")).replace("{{frame}}", IN_FRAMES)
 

@@ -1,7 +1,5 @@
 """Attacks on the totals of all calls: each call keeps its limits, all together want more than the host can spare."""
 
-from __future__ import annotations
-
 import tomllib
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
@@ -55,7 +53,7 @@ def peak_is_below(sandbox: Sandbox, limit: int) -> None:
     assert [int(path.read_text()) <= limit for path in found if path.exists()] in ([True], [])
 
 
-async def test_memory_that_counts_as_no_process_own_ends_calls_before_their_interpreter() -> None:
+async def test_memory_that_counts_as_no_process_own_ends_calls_before_their_interpreter():
     """The kernel counts a victim as gone before its shared pages are free: the interpreter can be the next victim."""
     async with sandboxed(groups=["memory"], memory_bytes=400 * MIB, limits=PATIENT) as sandbox:
         result = await sandbox.execute(named("hidden-memory") + TOTALS["hidden"])
@@ -65,7 +63,7 @@ async def test_memory_that_counts_as_no_process_own_ends_calls_before_their_inte
         assert sandbox.figures["restarts"] <= 1
 
 
-async def test_a_memory_bomb_of_32_processes_that_each_keep_their_limit() -> None:
+async def test_a_memory_bomb_of_32_processes_that_each_keep_their_limit():
     async with strong(["memory"], memory_bytes=600 * MIB) as sandbox:
         [result] = await beside(sandbox, named("total-bomb") + TOTALS["bomb"])
         assert (result.outcome, result.stdout) == ("success", "-9\n")
@@ -73,7 +71,7 @@ async def test_a_memory_bomb_of_32_processes_that_each_keep_their_limit() -> Non
         assert await eventually(lambda: living("total-bomb") == 0)
 
 
-async def test_a_call_that_uses_the_memory_of_all_up_is_told_so() -> None:
+async def test_a_call_that_uses_the_memory_of_all_up_is_told_so():
     kill = "import os\nos.kill(os.getpid(), 9)"
     async with strong(["memory"], memory_bytes=300 * MIB) as sandbox:
         result, killed = await beside(sandbox, "x = []\nwhile True: x.append(bytearray(b'x') * 2**20)", kill)
@@ -82,7 +80,7 @@ async def test_a_call_that_uses_the_memory_of_all_up_is_told_so() -> None:
         assert (await sandbox.execute(kill)).outcome == "killed"
 
 
-async def test_files_of_many_calls_in_memory_count_too() -> None:
+async def test_files_of_many_calls_in_memory_count_too():
     code = "import time\nfor i in range(4): open(f'{i}', 'wb').write(bytes(15 * 2**20))\ntime.sleep(1)"
     async with strong(["memory"], memory_bytes=300 * MIB) as sandbox:
         await beside(sandbox, *[code] * 7)
@@ -90,7 +88,7 @@ async def test_files_of_many_calls_in_memory_count_too() -> None:
 
 
 @pytest.mark.parametrize("level", ["filtered", "limits"])
-async def test_a_fork_bomb_that_no_limit_of_the_user_binds(level: str) -> None:
+async def test_a_fork_bomb_that_no_limit_of_the_user_binds(level):
     limits = replace(PATIENT, processes=8)
     async with sandboxed(level, groups=["pids"], children=4, sessions=0, limits=limits) as sandbox:
         [result] = await beside(sandbox, named("bomb-in-total") + TOTALS["forks"])
@@ -98,6 +96,6 @@ async def test_a_fork_bomb_that_no_limit_of_the_user_binds(level: str) -> None:
         assert await eventually(lambda: living("bomb-in-total") == 0)
 
 
-async def test_looking_for_the_groups() -> None:
+async def test_looking_for_the_groups():
     async with strong([]) as sandbox:
         assert (await beside(sandbox, TOTALS["look"]))[0].stdout == "[False, False, False]\n-1\nset()\n"

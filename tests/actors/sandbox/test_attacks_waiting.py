@@ -1,7 +1,5 @@
 """Attacks on the children that wait for their call, and what becomes of these when something dies."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket
@@ -160,7 +158,7 @@ async def test_an_interpreter_whose_forker_dies_is_replaced_and_its_call_tried_a
         assert sandbox.figures["restarts"] == 1
 
 
-def test_a_child_that_a_dying_forker_has_reaped_does_not_stop_the_killing_of_others(tmp_path: Path) -> None:
+def test_a_child_that_a_dying_forker_has_reaped_does_not_stop_the_killing_of_others(tmp_path):
     processes = [subprocess.Popen(["/bin/sleep", "60"], start_new_session=True) for _ in range(2)]
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
@@ -196,7 +194,7 @@ async def test_none_waits_where_calls_could_reach_it():
         assert await eventually(lambda: not children_of(forker))
 
 
-def test_a_process_is_at_rest_only_when_it_stands_and_has_no_other(tmp_path: Path) -> None:
+def test_a_process_is_at_rest_only_when_it_stands_and_has_no_other(tmp_path):
     """Whatever makes a stopped session go on, such as a group of processes that is orphaned, it is found and ended."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY)
@@ -209,7 +207,6 @@ def test_a_process_is_at_rest_only_when_it_stands_and_has_no_other(tmp_path: Pat
             assert wait_until(lambda: state(process.pid) == "T")
             assert not child.is_at_rest(proc)
             process.send_signal(signal.SIGCONT)
-            assert process.stdin is not None
             process.stdin.write(b"\n")
             process.stdin.flush()
             assert wait_until(lambda: not child.has_descendants(proc))

@@ -1,7 +1,5 @@
 """The last statement's value, and code compiled without the tree of all of it, are what a parser makes of it."""
 
-from __future__ import annotations
-
 import ast
 import json
 import traceback
@@ -46,7 +44,7 @@ def compiled_or_not(compiling: Callable[[str], tuple[Any, Any]], code: str) -> t
 
 
 @pytest.mark.parametrize("code", [*CODES, *(code for code in SNIPPETS if "numpy" not in code and "sympy" not in code)])
-def test_it_is_as_a_parser_would_have_it(code: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_is_as_a_parser_would_have_it(code, capsys):
     expected = compiled_or_not(by_parser, code)
     said = capsys.readouterr().out
     assert compiled_or_not(compiled_apart, code) == expected

@@ -1,7 +1,5 @@
 """Programs in containers. No daemon is here: `container_cli.py` stands for docker."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path
@@ -50,7 +48,7 @@ def containers(state: Path) -> list[str]:
     return sorted(each.stem for each in state.glob("*.json"))
 
 
-async def test_a_program_has_its_files_its_gateway_and_its_check(state: Path) -> None:
+async def test_a_program_has_its_files_its_gateway_and_its_check(state):
     port = free_port()
 
     async def gateway(stream: trio.SocketStream) -> None:
@@ -94,7 +92,7 @@ async def test_a_program_has_its_files_its_gateway_and_its_check(state: Path) ->
         ("kill -9 -1; sleep 1; kill -9 1; exit 4", "status 4"),
     ],
 )
-async def test_whatever_a_program_does_its_check_runs(state: Path, script: str, status: str) -> None:
+async def test_whatever_a_program_does_its_check_runs(state, script, status):
     at = Containers(DOCKER, "run.a.0", LIMITS)
     told, program = await ran(at, script, seconds=1.0 if "77" in script else 20.0, check=["sh", "-c", "ps ax"])
     assert (told["status"], told["check"]["status"]) == (status, "status 0"), program.text
@@ -102,9 +100,7 @@ async def test_whatever_a_program_does_its_check_runs(state: Path, script: str, 
     assert containers(state) == []
 
 
-async def test_neither_check_nor_reward_is_by_what_a_program_planted(
-    state: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_neither_check_nor_reward_is_by_what_a_program_planted(state, monkeypatch):
     monkeypatch.setenv("PATH", f"/app/bin:.:{os.environ['PATH']}")
     for name in ("PYTHONPATH", "LD_LIBRARY_PATH", "BASH_ENV"):
         monkeypatch.setenv(name, "/app/bin")
@@ -117,7 +113,7 @@ async def test_neither_check_nor_reward_is_by_what_a_program_planted(
     assert told["files"] == {"bin/tar": "#!/bin/sh\necho 1"}
 
 
-async def test_what_a_killed_owner_left_is_removed_by_the_next(state: Path) -> None:
+async def test_what_a_killed_owner_left_is_removed_by_the_next(state):
     for owner in ("run.a.0", "run.a.1"):
         for words, given in DOCKER.make(owner, f"agent-rl-{owner}", "agent:1", LIMITS):
             await trio.run_process(list(words), stdin=given)
@@ -126,7 +122,7 @@ async def test_what_a_killed_owner_left_is_removed_by_the_next(state: Path) -> N
     await trio.run_process(list(DOCKER.remove("agent-rl-run.a.1")))
 
 
-async def test_a_cancelled_rollout_leaves_no_container(state: Path) -> None:
+async def test_a_cancelled_rollout_leaves_no_container(state):
     at = Containers(DOCKER, "run.a.0", LIMITS)
     await at.loaded()
     with trio.move_on_after(1):
@@ -136,7 +132,7 @@ async def test_a_cancelled_rollout_leaves_no_container(state: Path) -> None:
     assert containers(state) == []
 
 
-async def test_an_image_is_built_once_from_a_folder(state: Path, tmp_path: Path) -> None:
+async def test_an_image_is_built_once_from_a_folder(state, tmp_path):
     (tmp_path / "task").mkdir()
     (tmp_path / "task" / "Dockerfile").write_text("FROM x\nCOPY data /app/\n")
     (tmp_path / "task" / "data").write_text("of the image\n")
@@ -148,7 +144,7 @@ async def test_an_image_is_built_once_from_a_folder(state: Path, tmp_path: Path)
     assert [call[0] for call in calls].count("build") == 1
 
 
-async def test_an_image_that_is_missing_is_told_with_the_remedy(state: Path) -> None:
+async def test_an_image_that_is_missing_is_told_with_the_remedy(state):
     said = "(?s)'missing:1' locally.*pull or build the image, or correct `container.image`"
     with pytest.raises(StartError, match=said):
         await ran(Containers(DOCKER, "run.a.0", LIMITS), "true", image="missing:1")
@@ -163,9 +159,7 @@ async def test_an_image_that_is_missing_is_told_with_the_remedy(state: Path) -> 
         ("echo Cannot connect to the Docker daemon >&2; exit 1", "Docker daemon; start it, or leave out `container`"),
     ],
 )
-async def test_docker_that_does_not_serve_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, docker: str, said: str
-) -> None:
+async def test_docker_that_does_not_serve_is_told(tmp_path, monkeypatch, docker, said):
     (tmp_path / "sh").symlink_to("/bin/sh")
     if docker:
         (tmp_path / "docker").write_text(f"#!/bin/sh\n{docker}\n")
@@ -175,7 +169,7 @@ async def test_docker_that_does_not_serve_is_told(
         await Containers(DOCKER, "run.a.0", LIMITS).loaded()
 
 
-def test_limits_are_those_of_the_harness() -> None:
+def test_limits_are_those_of_the_harness():
     ((words, _),) = Docker(own_network=False).make("o", "n", "i:1", LIMITS)
     line = " ".join(words)
     assert line.startswith("docker run -d --rm --name n --label agent-rl=o --memory 512m --pids-limit 32")

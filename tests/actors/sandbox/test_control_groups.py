@@ -1,7 +1,5 @@
 """Where groups may be made, how much they allow, what is said where there are none, and that none stays behind."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os
@@ -59,7 +57,7 @@ except ControlGroupsError as error:
 """
 
 
-def test_version_2() -> None:
+def test_version_2():
     found = hierarchies("0::/user.slice/run-1.scope\n", UNIFIED)
     top = Path("/sys/fs/cgroup")
     assert found == [Hierarchy(2, (), top / "user.slice/run-1.scope", top)]
@@ -84,13 +82,13 @@ def test_version_2() -> None:
     ],
     ids=["version 1", "both at once", "a part is seen", "another part is seen", "nothing is mounted"],
 )
-def test_where_the_groups_of_a_process_are(cgroup: str, mounts: str, found: dict[tuple[str, ...], str]) -> None:
+def test_where_the_groups_of_a_process_are(cgroup, mounts, found):
     own = {one.controllers: str(one.own) for one in hierarchies(cgroup, mounts)}
     own.pop(("name=systemd",), None)
     assert own == {name: path if path.startswith("/sys") else f"/sys/fs/cgroup{path}" for name, path in found.items()}
 
 
-def test_a_process_has_the_least_that_is_allowed_around_it(tmp_path: Path) -> None:
+def test_a_process_has_the_least_that_is_allowed_around_it(tmp_path):
     own = tmp_path / "a" / "b"
     own.mkdir(parents=True)
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -110,9 +108,7 @@ def test_a_process_has_the_least_that_is_allowed_around_it(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("user", "mark", "may"), [(0, None, False), (0, b"1", True), (0, b"0", False), (1000, None, True)], ids=str
 )
-def test_root_divides_no_group_that_is_somebody_elses(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, user: int, mark: bytes | None, may: bool
-) -> None:
+def test_root_divides_no_group_that_is_somebody_elses(tmp_path, monkeypatch, user, mark, may):
     own = tmp_path / "session-1.scope"
     own.mkdir()
     for name in ("cgroup.type", "cgroup.procs", "cgroup.subtree_control"):
@@ -132,7 +128,7 @@ def test_root_divides_no_group_that_is_somebody_elses(
     assert _parent(Hierarchy(2, (), own, own), "pids") == own  # the uppermost there is, as in a container
 
 
-def test_an_end_for_want_of_memory_is_told_from_others() -> None:
+def test_an_end_for_want_of_memory_is_told_from_others():
     def outcome(verdict: int, *, out_of_memory: bool) -> str:
         return ending_of(Ended(verdict, -9, 1.0, b"", b"", b"success\n", out_of_memory), 1000).outcome
 
@@ -150,9 +146,7 @@ def test_an_end_for_want_of_memory_is_told_from_others() -> None:
         (1, "4:memory:/mine", "memory.oom_control", "mine"),
     ],
 )
-def test_the_kernels_kills_for_want_of_memory_are_counted(
-    tmp_path: Path, version: int, own: str, file: str, where: str
-) -> None:
+def test_the_kernels_kills_for_want_of_memory_are_counted(tmp_path, version, own, file, where):
     kind, options = ("cgroup2", "rw") if version == 2 else ("cgroup", "rw,memory")
     assert memory_kills(tmp_path) == 0
     (tmp_path / "vmstat").write_text("pgfault 9\noom_kill 2\n")
@@ -166,13 +160,13 @@ def test_the_kernels_kills_for_want_of_memory_are_counted(
 
 
 @pytest.mark.real_time
-async def test_groups_that_are_not_wanted_are_not_made() -> None:
+async def test_groups_that_are_not_wanted_are_not_made():
     async with sandboxed(control_groups="off") as sandbox:
         assert ((await sandbox.execute("1")).outcome, sandbox.groups.to_join) == ("success", [])
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_a_user_who_was_delegated_no_group_goes_on_without_or_is_refused_when_that_is_configured() -> None:
+def test_a_user_who_was_delegated_no_group_goes_on_without_or_is_refused_when_that_is_configured():
     done = subprocess.run([sys.executable, "-c", AS_NOBODY], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     without, refused, _ = done.stdout.split("\n")
@@ -183,7 +177,7 @@ def test_a_user_who_was_delegated_no_group_goes_on_without_or_is_refused_when_th
 
 
 @pytest.mark.real_time
-async def test_the_groups_are_gone_with_the_sandbox() -> None:
+async def test_the_groups_are_gone_with_the_sandbox():
     async with sandboxed(groups=[]) as sandbox:
         await sandbox.execute("import os\nif os.fork() == 0:\n    while True: pass")
         found = [Path(path).parent for path in sandbox.groups.to_join]
@@ -191,7 +185,7 @@ async def test_the_groups_are_gone_with_the_sandbox() -> None:
     assert not any(path.exists() for path in found)
 
 
-def test_the_groups_of_a_killed_executor_are_swept_with_what_is_in_them() -> None:
+def test_the_groups_of_a_killed_executor_are_swept_with_what_is_in_them():
     groups_or_skip()
     code = (
         "import subprocess\nfrom actors.sandbox.isolation.control_groups import ControlGroups\n"
@@ -202,7 +196,6 @@ def test_the_groups_of_a_killed_executor_are_swept_with_what_is_in_them() -> Non
     )
     command = [sys.executable, "-c", code]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as executor:
-        assert executor.stdout is not None
         links, sleeper, *members = executor.stdout.readline().split()
         assert not sweep_one(Path(links))
         assert all(sleeper in Path(procs).read_text().split() for procs in members)
@@ -211,7 +204,7 @@ def test_the_groups_of_a_killed_executor_are_swept_with_what_is_in_them() -> Non
     assert not any(Path(procs).parent.exists() for procs in members)
 
 
-def test_limits_that_the_kernel_refuses_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limits_that_the_kernel_refuses_are_said(monkeypatch):
     groups_or_skip()
     monkeypatch.setattr("actors.sandbox.isolation.control_groups.LIMITS", dict.fromkeys(limit_keys(), ("no.such",)))
     groups = ControlGroups()
@@ -231,12 +224,11 @@ def limit_keys() -> list[Any]:
 
 
 def groups_of(groups: ControlGroups) -> list[Path]:
-    assert groups._held is not None
     return [path.readlink() for path in groups._held[0].iterdir()]
 
 
 @pytest.mark.real_time
-async def test_an_interpreter_that_finds_too_little_memory_says_so() -> None:
+async def test_an_interpreter_that_finds_too_little_memory_says_so():
     said = pytest.RaisesExc(Exception, match="memory limit of all calls together")
     with pytest.RaisesGroup(said, flatten_subgroups=True):
         async with sandboxed(groups=["memory"], memory_bytes=4 << 20, limits=ExecutionLimits()):
@@ -248,9 +240,7 @@ async def test_an_interpreter_that_finds_too_little_memory_says_so() -> None:
     ("peak", "kills", "neighbours", "starved"),
     [(300, 1, 1, True), (300, 0, 1, False), (395, 1, 1, False), (300, 1, 3, False), (100, 1, 3, True)],
 )
-def test_whose_fault_it_is_that_a_program_lacked_memory(
-    tmp_path: Path, version: int, peak: int, kills: int, neighbours: int, starved: bool
-) -> None:
+def test_whose_fault_it_is_that_a_program_lacked_memory(tmp_path, version, peak, kills, neighbours, starved):
     groups = ControlGroups()
     groups.groups = [ControlGroup("memory", version, tmp_path, 1000), ControlGroup("pids", version, tmp_path, 9)]
     parts = groups.open(400)

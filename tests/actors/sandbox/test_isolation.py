@@ -1,7 +1,5 @@
 """Levels of isolation: what each is, what is refused where it can't be had, and what takes its place."""
 
-from __future__ import annotations
-
 import errno
 import importlib
 import os
@@ -79,20 +77,20 @@ def run_script(forbidden: int, level: str, user: int | None = None) -> str:
     return done.stdout
 
 
-def test_where_namespaces_are_forbidden_the_next_level_is_taken_and_said() -> None:
+def test_where_namespaces_are_forbidden_the_next_level_is_taken_and_said():
     require("filtered")
     said = run_script(UNSHARE[platform.machine()], "host")
     assert said.startswith("filtered ['strong: [Errno 1] unshare: Operation not permitted'] success")
 
 
-def test_a_level_that_was_asked_for_and_cannot_be_had_is_refused_with_its_remedy() -> None:
+def test_a_level_that_was_asked_for_and_cannot_be_had_is_refused_with_its_remedy():
     said = run_script(UNSHARE[platform.machine()], "strong")
     assert said.startswith('REFUSED isolation = "strong" is not available on this host: [Errno 1] unshare')
     assert 'accept less with isolation = "host" or isolation = "filtered" or isolation = "limits"' in said
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_an_ordinary_user_has_strong_isolation_too() -> None:
+def test_an_ordinary_user_has_strong_isolation_too():
     require("strong")
     try:
         subprocess.run([sys.executable, "-c", "import trio"], user=4321, group=4321, check=True, capture_output=True)
@@ -105,7 +103,7 @@ def test_an_ordinary_user_has_strong_isolation_too() -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has users to give away")
 @pytest.mark.real_time
-async def test_each_slot_of_root_is_a_user_of_its_own_on_the_host() -> None:
+async def test_each_slot_of_root_is_a_user_of_its_own_on_the_host():
     if outer_users()[1] == 1:
         pytest.skip("this container has no unused users")
     async with sandboxed("strong") as sandbox, trio.open_nursery() as nursery:
@@ -123,7 +121,7 @@ def user_of(pid: int) -> int:
 
 
 @pytest.mark.parametrize("level", ["strong", "filtered"])
-def test_calls_of_root_make_no_devices_and_programs_get_no_capabilities_back(level: str) -> None:
+def test_calls_of_root_make_no_devices_and_programs_get_no_capabilities_back(level):
     require(level)
     look = "import ctypes\ncapabilities = (ctypes.c_uint32 * 6)()\n"
     look += (
@@ -139,7 +137,7 @@ def test_calls_of_root_make_no_devices_and_programs_get_no_capabilities_back(lev
     assert result.stdout == "refused\nrefused\nFalse\nFalse\n"
 
 
-def test_the_filtered_level_reads_and_writes_little_where_there_is_landlock() -> None:
+def test_the_filtered_level_reads_and_writes_little_where_there_is_landlock():
     require("filtered")
     if not kernel.landlock_version():
         pytest.skip("this kernel has no Landlock")
@@ -154,7 +152,7 @@ def test_the_filtered_level_reads_and_writes_little_where_there_is_landlock() ->
     assert (result.outcome, result.stdout) == ("success", "")
 
 
-def test_what_is_hidden_lies_over_what_is_shown_and_packages_within_over_that(tmp_path: Path) -> None:
+def test_what_is_hidden_lies_over_what_is_shown_and_packages_within_over_that(tmp_path):
     project, packages, answers = (
         tmp_path / "project",
         tmp_path / "project/.venv/site",
@@ -180,7 +178,7 @@ def test_what_is_hidden_lies_over_what_is_shown_and_packages_within_over_that(tm
     assert {path for path in found.listed if path.startswith(str(tmp_path))} == {str(tmp_path / "link"), str(packages)}
 
 
-def test_what_is_removed_while_it_is_listed_is_not_shown() -> None:
+def test_what_is_removed_while_it_is_listed_is_not_shown():
     readable: list[str] = []
     levels._open_up("/removed", {"/removed/hidden": "hide"}, readable, [])
     assert readable == []
@@ -207,7 +205,7 @@ print(latecomer.value)
 
 
 @pytest.mark.parametrize("level", ["strong", "filtered"])
-def test_packages_are_hidden_by_name_beside_others(monkeypatch: pytest.MonkeyPatch, level: str) -> None:
+def test_packages_are_hidden_by_name_beside_others(monkeypatch, level):
     """A user's environment that is installed beside numpy, and this project where it is installed so."""
     require(level)
     if level == "filtered" and not kernel.landlock_version():
@@ -242,9 +240,7 @@ def check_hidden(monkeypatch: pytest.MonkeyPatch, level: str, site: Path) -> Non
 
 
 @pytest.mark.parametrize("folder", ["/tmp", "/dev/shm"])
-def test_packages_where_calls_have_their_own_files_can_be_imported_late_and_not_be_changed(
-    monkeypatch: pytest.MonkeyPatch, folder: str
-) -> None:
+def test_packages_where_calls_have_their_own_files_can_be_imported_late_and_not_be_changed(monkeypatch, folder):
     require("strong")
     with tempfile.TemporaryDirectory(prefix="a folder of thé user", dir=folder) as top:
         package = Path(top, "deep", "site", "latecomer")
@@ -268,7 +264,7 @@ def test_packages_where_calls_have_their_own_files_can_be_imported_late_and_not_
         assert not (package / "evil.py").exists()
 
 
-def test_every_level_but_the_weakest_has_a_filter() -> None:
+def test_every_level_but_the_weakest_has_a_filter():
     lengths = [len(filter_program(level)) for level in LEVELS]
     assert lengths[0] > 1000
     assert lengths[1] > 1000
@@ -276,9 +272,7 @@ def test_every_level_but_the_weakest_has_a_filter() -> None:
     assert 'isolation = "host"' in str(unavailable("limits", "x"))
 
 
-def test_hidden_are_all_folders_of_a_namespace_and_the_task_files_that_settings_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hidden_are_all_folders_of_a_namespace_and_the_task_files_that_settings_name(tmp_path, monkeypatch):
     for folder, package in (("one", "tools"), ("two", "env")):
         (tmp_path / folder / "acme_of_two" / package).mkdir(parents=True)
         (tmp_path / folder / "acme_of_two" / package / "__init__.py").touch()

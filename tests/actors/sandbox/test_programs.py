@@ -1,7 +1,5 @@
 """Programs of others in jails: what they may do, what they cannot, and what is left of them."""
 
-from __future__ import annotations
-
 import os
 import re
 import socket
@@ -94,7 +92,7 @@ async def in_jail(folder: Path, code: str, **more: Any) -> tuple[dict[str, Any],
 
 
 @pytest.mark.parametrize("jailed", [True, False])
-async def test_a_program_has_its_files_and_leaves_its_own(tmp_path: Path, jailed: bool) -> None:
+async def test_a_program_has_its_files_and_leaves_its_own(tmp_path, jailed):
     code = "import os; t = open('in/a.txt').read(); open('out.txt', 'w').write(t.upper()); print(os.getcwd()); exit(3)"
     check = ["sh", "-c", "cat out.txt; ls {tests}; mkdir {logs}/verifier; echo 0.25 > {logs}/verifier/reward.txt"]
     async with zygote(jail() if jailed else None) as at:
@@ -109,13 +107,13 @@ async def test_a_program_has_its_files_and_leaves_its_own(tmp_path: Path, jailed
 
 
 @pytest.mark.parametrize(("code", "said"), [(row["code"], row["said"]) for row in PROGRAMS["holds"]])
-async def test_a_jail_holds(tmp_path: Path, code: str, said: str) -> None:
+async def test_a_jail_holds(tmp_path, code, said):
     told, program = await in_jail(tmp_path, code.replace("{{FILE}}", __file__))
     assert told["status"] == "status 1", program.text
     assert re.search(said, program.text, re.DOTALL), program.text
 
 
-async def test_what_a_program_started_ends_with_it(tmp_path: Path) -> None:
+async def test_what_a_program_started_ends_with_it(tmp_path):
     mark = f"mark-{os.getpid()}"
     code = (
         "import os, subprocess, sys\n"
@@ -129,23 +127,23 @@ async def test_what_a_program_started_ends_with_it(tmp_path: Path) -> None:
         assert commands(f"time.sleep(99)\0{mark}".encode()) == []
 
 
-async def test_a_program_that_hangs_ends_and_its_check_runs(tmp_path: Path) -> None:
+async def test_a_program_that_hangs_ends_and_its_check_runs(tmp_path):
     told, _ = await in_jail(tmp_path, "import time; time.sleep(99)", seconds=0.3, check=["true"])
     assert (told["status"], told["check"]["status"]) == ("no end within 0.3 s", "status 0")
 
 
-async def test_a_check_is_tried_without_its_program(tmp_path: Path) -> None:
+async def test_a_check_is_tried_without_its_program(tmp_path):
     more = {"files": {"given": "x"}, "check": ["sh", "-c", "cat given; ls"], "seconds": 0.0}
     told, program = await in_jail(tmp_path, "open('by-the-program', 'w'); print('ran')", **more)
     assert (told["status"], program.text, told["check"]["output"]) == ("not run", "", "xgiven\n")
 
 
-async def test_a_program_that_floods_its_output_is_stopped(tmp_path: Path) -> None:
+async def test_a_program_that_floods_its_output_is_stopped(tmp_path):
     told, program = await in_jail(tmp_path, "while True: print('x' * 1000)", most=MIB)
     assert (told["status"], program.flooded) == ("stopped", True)
 
 
-async def test_a_reward_that_the_program_wrote_is_not_the_check_s(tmp_path: Path) -> None:
+async def test_a_reward_that_the_program_wrote_is_not_the_check_s(tmp_path):
     code = (
         "import os\nos.makedirs('/logs/verifier/x'); open('/logs/verifier/reward.txt', 'w').write('1')\n"
         "os.symlink('/app/fake', '/tests/test.sh'); os.chmod('/logs/verifier/x', 0); os.chmod('/logs/verifier', 0)"
@@ -157,14 +155,14 @@ async def test_a_reward_that_the_program_wrote_is_not_the_check_s(tmp_path: Path
 
 
 @pytest.mark.parametrize("code", PROGRAMS["whatever"])
-async def test_whatever_a_program_does_its_check_runs_and_its_files_are_read(tmp_path: Path, code: str) -> None:
+async def test_whatever_a_program_does_its_check_runs_and_its_files_are_read(tmp_path, code):
     async with zygote(jail(disk=64 * MIB)) as at:
         check = {"check": ["sh", "-c", "ls /tests"], "check_files": {"test.sh": ""}}
         told, _ = await ran(at, tmp_path, code, collect=["**/*.py"], **check)
     assert (told["check"]["output"], told["files"]) == ("test.sh\n", {})
 
 
-async def test_a_stop_that_comes_late_does_not_stop_the_check(tmp_path: Path) -> None:
+async def test_a_stop_that_comes_late_does_not_stop_the_check(tmp_path):
     async with zygote(jail()) as at, at.program(asked(at, tmp_path, "", check=["sleep", "0.3"])) as program:
         line = await program._line()
         await program.stop()
@@ -173,7 +171,7 @@ async def test_a_stop_that_comes_late_does_not_stop_the_check(tmp_path: Path) ->
     assert (line, told["check"]["status"]) == ({"ended": True}, "status 0")
 
 
-async def test_the_home_of_a_program_sets_no_traps_for_its_check(tmp_path: Path) -> None:
+async def test_the_home_of_a_program_sets_no_traps_for_its_check(tmp_path):
     code = (
         "import os, site\nos.makedirs(site.getusersitepackages())\n"
         "open(site.getusersitepackages() + '/x.pth', 'w').write('import os; os.mkdir(\"/logs/trapped\")\\n')"
@@ -197,7 +195,7 @@ CHECKS = {
 
 
 @pytest.mark.parametrize("users", [1, 4096])
-async def test_a_check_runs_nothing_that_the_program_planted(tmp_path: Path, users: int) -> None:
+async def test_a_check_runs_nothing_that_the_program_planted(tmp_path, users):
     places = f"/app/bin:/tmp/bin:/tmp/link:.::/app/../tmp/bin:{Path(sys.executable).parent}:{os.environ['PATH']}"
     traps = {"PYTHONPATH": WORK, "BASH_ENV": "/app/env", "ENV": "/app/env", "KEY": "k"}
     more = {"argv": [sys.executable, "-Ic", PROGRAMS["planted"]], "env": {"PATH": places, "HOME": WORK, **traps}}
@@ -211,7 +209,7 @@ async def test_a_check_runs_nothing_that_the_program_planted(tmp_path: Path, use
 
 
 @pytest.mark.parametrize("users", [1, 4096])
-async def test_no_link_of_a_program_leads_its_check_to_the_tests_or_the_reward(tmp_path: Path, users: int) -> None:
+async def test_no_link_of_a_program_leads_its_check_to_the_tests_or_the_reward(tmp_path, users):
     check = "mkdir -p /logs/verifier; ls /app; cat /app/own; grep -s 42 /app/a /app/c /app/d /app/held/g; echo 9 > /tmp/lines"
     async with zygote(jail(users=users)) as at:
         more = {"check": ["sh", "-c", check], "check_files": {"test.sh": "grep 42"}}
@@ -220,7 +218,7 @@ async def test_no_link_of_a_program_leads_its_check_to_the_tests_or_the_reward(t
     assert (told["check"]["reward"], program.text) == ("", "1000\n"), "no program is a likelier victim than another"
 
 
-async def test_what_is_shown_below_tmp_cannot_be_replaced(tmp_path: Path) -> None:
+async def test_what_is_shown_below_tmp_cannot_be_replaced(tmp_path):
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep" / "check.sh").write_text("echo true check\n")
     made = jail()
@@ -238,7 +236,7 @@ async def test_what_is_shown_below_tmp_cannot_be_replaced(tmp_path: Path) -> Non
     assert (program.text, told["check"]["output"]) == ("", "true check\n")
 
 
-async def test_a_forked_program_knows_neither_check_nor_what_others_were_given(tmp_path: Path) -> None:
+async def test_a_forked_program_knows_neither_check_nor_what_others_were_given(tmp_path):
     script = tmp_path / "agent.py"
     script.write_text(PROGRAMS["forked"])
     made = jail()
@@ -261,7 +259,7 @@ async def crowd(memory: int) -> AsyncIterator[tuple[Zygote, ControlGroups]]:
             yield at, groups
 
 
-async def test_a_program_that_takes_all_memory_ends_itself_and_is_judged(tmp_path: Path) -> None:
+async def test_a_program_that_takes_all_memory_ends_itself_and_is_judged(tmp_path):
     async with crowd(24 * MIB) as (at, groups):
         told, program = await ran(
             at, tmp_path, "", argv=["python3", "-c", PROGRAMS["takes"], "110", "0"], check=["true"]
@@ -271,7 +269,7 @@ async def test_a_program_that_takes_all_memory_ends_itself_and_is_judged(tmp_pat
     assert (told["status"], told["check"]["status"], program.starved(), left) == ("SIGKILL", "status 0", False, [])
 
 
-async def test_a_program_that_ends_for_memory_of_its_neighbours_is_not_at_fault(tmp_path: Path) -> None:
+async def test_a_program_that_ends_for_memory_of_its_neighbours_is_not_at_fault(tmp_path):
     async with crowd(512 * MIB) as (at, _), trio.open_nursery() as nursery:
         async with at.program(asked(at, tmp_path, "", argv=["python3", "-c", PROGRAMS["takes"], "110", "20"])) as hog:
             nursery.start_soon(hog.read, MIB)
@@ -282,14 +280,14 @@ async def test_a_program_that_ends_for_memory_of_its_neighbours_is_not_at_fault(
     assert (told["status"], told["check"]["status"], program.starved()) == ("SIGKILL", "status 0", True)
 
 
-async def test_links_lead_to_nothing_of_the_host(tmp_path: Path) -> None:
+async def test_links_lead_to_nothing_of_the_host(tmp_path):
     (tmp_path / "secret").write_text(SECRET)
     code = f"import os; os.symlink({str(tmp_path / 'secret')!r}, 'a.txt'); os.mkfifo('b.txt'); open('c.txt','w').write('c')"
     told, _ = await in_jail(tmp_path, code, collect=["*.txt"])
     assert told["files"] == {"c.txt": "c"}
 
 
-async def test_the_gateway_is_reached_through_the_relay(tmp_path: Path) -> None:
+async def test_the_gateway_is_reached_through_the_relay(tmp_path):
     port = free_port()
 
     async def gateway(stream: trio.SocketStream) -> None:
@@ -301,7 +299,6 @@ async def test_the_gateway_is_reached_through_the_relay(tmp_path: Path) -> None:
         await nursery.start(trio.serve_tcp, gateway, port)
         async with at.program(asked(at, tmp_path, code)) as program:
             nursery.start_soon(program.read, MIB)
-            assert program.listener is not None
             nursery.start_soon(relay, f"http://127.0.0.1:{port}", program.listener)
             assert (await program.result())["status"] == "status 0"
             await program.written_all.wait()
@@ -309,7 +306,7 @@ async def test_the_gateway_is_reached_through_the_relay(tmp_path: Path) -> None:
     assert program.text == "b'HELLO'\n"
 
 
-async def test_a_program_reaches_named_addresses_by_proxy_and_no_others(tmp_path: Path) -> None:
+async def test_a_program_reaches_named_addresses_by_proxy_and_no_others(tmp_path):
     port, refused = free_port(), set[str]()
     asked_for: list[bytes] = []
 
@@ -327,7 +324,6 @@ async def test_a_program_reaches_named_addresses_by_proxy_and_no_others(tmp_path
         await nursery.start(trio.serve_tcp, site, port)
         async with at.program(asked(at, tmp_path, "", env=variables, **more)) as program:
             nursery.start_soon(program.read, MIB)
-            assert program.listener is not None
             nursery.start_soon(relay, "http://127.0.0.1:1", program.listener, [named, gone], refused.add)
             await program.result()
             await program.written_all.wait()
@@ -347,19 +343,19 @@ async def test_a_program_reaches_named_addresses_by_proxy_and_no_others(tmp_path
         *((data, False) for data in (b"GET /", b"next", b"POST http:/x", b"\x00")),
     ],
 )
-def test_what_asks_for_other_addresses_is_told_from_what_asks_the_gateway(data: bytes, proxied: bool | None) -> None:
+def test_what_asks_for_other_addresses_is_told_from_what_asks_the_gateway(data, proxied):
     assert is_proxied(data) is proxied
 
 
 @given(st.sampled_from([b"CONNECT ", b"GET http://"]), st.binary() | st.text("[]@:/?#ab\u2100").map(str.encode))
-def test_the_owner_reads_whatever_a_program_asks_a_proxy_for(begins: bytes, rest: bytes) -> None:
+def test_the_owner_reads_whatever_a_program_asks_a_proxy_for(begins, rest):
     assert is_proxied(begins + rest)
     address, head = wanted(begins + rest + b"\r\n\r\n")
     assert b"\r\n" not in address.encode()
     assert head == b"" or head.endswith(b"Connection: close\r\n\r\n")
 
 
-async def test_an_owner_that_leaves_ends_the_program(tmp_path: Path) -> None:
+async def test_an_owner_that_leaves_ends_the_program(tmp_path):
     mark = f"mark-{os.getpid()}-left"
     async with zygote(jail()) as at:
         async with at.program(asked(at, tmp_path, f"import time; time.sleep(99) # {mark}")):
@@ -367,7 +363,7 @@ async def test_an_owner_that_leaves_ends_the_program(tmp_path: Path) -> None:
         await trio.to_thread.run_sync(wait_for, lambda: not commands(f"# {mark}".encode()), "the program to end")
 
 
-async def test_a_script_is_loaded_once_and_forks_in_a_jail(tmp_path: Path) -> None:
+async def test_a_script_is_loaded_once_and_forks_in_a_jail(tmp_path):
     script = tmp_path / "agent.py"
     script.write_text("import os, sys\nif __name__ == '__main__': print(os.getpid() < 10, sys.argv[1:], os.getcwd())\n")
     made = jail()
@@ -377,7 +373,7 @@ async def test_a_script_is_loaded_once_and_forks_in_a_jail(tmp_path: Path) -> No
     assert program.text == f"True ['a', 'b'] {WORK}\n"
 
 
-def test_an_installation_is_a_prefix_and_never_the_folder_of_a_topology(tmp_path: Path) -> None:
+def test_an_installation_is_a_prefix_and_never_the_folder_of_a_topology(tmp_path):
     for each in ("prefix/bin/agent", "prefix/lib/x", "topology/bin/agent", "topology/tests/test.sh", "venv/bin/agent"):
         (tmp_path / each).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / each).write_text("")
@@ -393,12 +389,12 @@ def test_an_installation_is_a_prefix_and_never_the_folder_of_a_topology(tmp_path
         assert installation(str(tmp_path / "venv" / "bin" / "agent")) == [*found["venv"], *more]
 
 
-async def test_a_program_that_is_missing_is_named(tmp_path: Path) -> None:
+async def test_a_program_that_is_missing_is_named(tmp_path):
     told, program = await in_jail(tmp_path, "", argv=["no-such-agent"])
     assert (told["status"], "'no-such-agent' cannot be started" in program.text) == ("status 127", True)
 
 
-async def test_a_warden_that_is_killed_with_words_unread_is_lost_and_no_error() -> None:
+async def test_a_warden_that_is_killed_with_words_unread_is_lost_and_no_error():
     ours, theirs = socket.socketpair()
     ours.sendall(b"stop\n")
     theirs.close()  # with what it has not read, so that the connection is reset
@@ -410,7 +406,7 @@ async def test_a_warden_that_is_killed_with_words_unread_is_lost_and_no_error() 
     await program.close()
 
 
-async def test_a_warden_that_fails_is_a_fault_of_its_start(tmp_path: Path) -> None:
+async def test_a_warden_that_fails_is_a_fault_of_its_start(tmp_path):
     async with zygote(jail()) as at:
         with pytest.raises(StartError, match="warden"):
             async with at.program({**asked(at, tmp_path, ""), "files": {"/proc/x": ""}}) as program:

@@ -1,9 +1,6 @@
 """Functions called in children that can be killed: checks of answers, and functions of the user's own."""
 
-from __future__ import annotations
-
 import sys
-from pathlib import Path
 
 import pytest
 import trio
@@ -57,7 +54,7 @@ async def checked(sandbox: FunctionSandbox, function: str, *arguments: str) -> s
         return type(error).__name__
 
 
-async def test_answers_that_take_long_keep_no_other_answer_waiting_for_their_limit() -> None:
+async def test_answers_that_take_long_keep_no_other_answer_waiting_for_their_limit():
     limits = ExecutionLimits(wall_seconds=60.0, cpu_seconds=60.0)
     async with live(FunctionSandbox([CHECK], children=2, limits=limits)) as sandbox, trio.open_nursery() as nursery:
         for _ in range(12):
@@ -69,7 +66,7 @@ async def test_answers_that_take_long_keep_no_other_answer_waiting_for_their_lim
 
 
 @pytest.fixture
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def own(tmp_path, monkeypatch):
     """A folder with a module of the user's, one that it imports, and a file."""
     (tmp_path / "own_functions.py").write_text(OWN)
     (tmp_path / "beside_it.py").write_text("LOADED = []\n")
@@ -81,11 +78,9 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("level", ["strong", "filtered", "limits"])
-async def test_a_function_of_the_users_is_called_with_its_module_and_what_that_imports_read_only(
-    level: str, own: Path
-) -> None:
+async def test_a_function_of_the_users_is_called_with_its_module_and_what_that_imports_read_only(level, own):
     await trio.to_thread.run_sync(require, level)
-    async with live(FunctionSandbox(["own_functions:shout"], isolation=level)) as sandbox:  # type: ignore[arg-type]
+    async with live(FunctionSandbox(["own_functions:shout"], isolation=level)) as sandbox:
         assert await sandbox.check("own_functions:shout", "hé") == "HÉ!"
         seen = await sandbox.check("own_functions:see", str(own / "secret.txt"))
         assert seen == "False" or level != "strong"
@@ -93,7 +88,7 @@ async def test_a_function_of_the_users_is_called_with_its_module_and_what_that_i
         assert level == "limits" or (written == "CheckError" and not (own / "new.txt").exists())
 
 
-async def test_what_a_function_does_wrong_is_an_outcome_with_the_line(own: Path) -> None:
+async def test_what_a_function_does_wrong_is_an_outcome_with_the_line(own):
     limits = ExecutionLimits(wall_seconds=0.5, cpu_seconds=1.0)
     outcomes = {
         "shout": "success", "nothing": "success", "number": "error", "endless": "timeout", "killed": "killed",
@@ -116,7 +111,7 @@ async def test_what_a_function_does_wrong_is_an_outcome_with_the_line(own: Path)
     assert "ValueError: bad text" in died[0].__notes__[0]
 
 
-def test_a_module_that_does_not_import_is_one_error_with_file_and_line(own: Path) -> None:
+def test_a_module_that_does_not_import_is_one_error_with_file_and_line(own):
     (own / "own_functions.py").write_text("import beside_it\n\nbeside_it.missing()\n")
     with pytest.raises(
         WarmUpError, match=r"^importing own_functions fails with AttributeError: .* \(own_functions.py, line 3\)$"
@@ -126,7 +121,7 @@ def test_a_module_that_does_not_import_is_one_error_with_file_and_line(own: Path
         FunctionSandbox(["no_such_module_anywhere:shout"])
 
 
-async def test_a_checker_that_is_killed_from_outside_says_nothing_of_the_text(own: Path) -> None:
+async def test_a_checker_that_is_killed_from_outside_says_nothing_of_the_text(own):
     code = "import os, signal\ndef die(text):\n    os.kill(os.getpid(), signal.SIGKILL)\n"
     (own / "own_functions.py").write_text(code)
     async with live(FunctionSandbox(["own_functions:die"])) as sandbox:

@@ -1,7 +1,5 @@
 """What model code experiences: outcomes, streams, values, limits. Real processes, real time."""
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 

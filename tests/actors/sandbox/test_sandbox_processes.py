@@ -1,7 +1,5 @@
 """What is left behind: nothing. Killed, cancelled and orphaned interpreters, groups and escapees."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os
@@ -45,13 +43,13 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(autouse=True)
-def own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def own_directory(tmp_path, monkeypatch):
     """Where interpreters put their directories in this test."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return tmp_path
 
 
-def test_a_process_that_kill_has_collected_has_ended() -> None:
+def test_a_process_that_kill_has_collected_has_ended():
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         process.wait()
         trio.run(_end, process)
@@ -119,16 +117,12 @@ async def test_a_call_that_has_no_room_on_disk_says_so_and_the_next_one_runs(own
         assert (fine.outcome, fine.value) == ("success", "1")
 
 
-def test_what_a_call_left_is_removed_once_there_can_be_a_process_that_does_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_call_left_is_removed_once_there_can_be_a_process_that_does_it(tmp_path, monkeypatch):
     def refuse() -> int:
         raise BlockingIOError(errno.EAGAIN, "no process")
 
     places = Directories(str(tmp_path), 2, [], [], Shares([], ""), filtered=False)
     first, second = places.get(), places.get()
-    assert first is not None
-    assert second is not None
     Path(first.path, "file").write_text("x")
     with monkeypatch.context() as bombed:
         bombed.setattr(os, "fork", refuse)
@@ -176,7 +170,7 @@ class NoSlots:
         raise OSError(errno.ENOSPC, "no room for namespaces")
 
 
-def test_calls_wait_for_places_until_none_can_be_made_and_are_refused_then() -> None:
+def test_calls_wait_for_places_until_none_can_be_made_and_are_refused_then():
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         ours.settimeout(0)
@@ -275,13 +269,12 @@ trio.run(main)
 
 # The storm: seconds of further signals, to hit every moment of the cleaning up.
 @pytest.mark.parametrize(("level", "storm"), [("strong", 0), ("strong", 0.2), ("limits", 0.2)])
-def test_nothing_survives_an_owner_that_is_killed(own_directory: Path, level: str, storm: float) -> None:
+def test_nothing_survives_an_owner_that_is_killed(own_directory, level, storm):
     require(level)
     held = named("held") + "import os, time\nos.fork()\nopen('file', 'w').write('x')\ntime.sleep(60)"
     script = OWNER.format(directory=str(own_directory), level=level, code=held)
     with subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, text=True) as owner:
         try:
-            assert owner.stdout is not None
             server = int(owner.stdout.readline())
             assert wait_until(lambda: living("held") == 2)
             processes = [server, *below(server)]  # children that wait for a call too

@@ -1,7 +1,5 @@
 """Sessions: state from cell to cell, cells that run once, ends and returns of a session, eviction."""
 
-from __future__ import annotations
-
 import os
 import signal
 import tomllib

@@ -1,9 +1,6 @@
 """Processor time: processes and sessions do not enlarge a call's share, and calls have a share beside actors."""
 
-from __future__ import annotations
-
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -48,19 +45,19 @@ def cpu_group(pid: int) -> str:
     return found.rpartition("/")[2]
 
 
-def test_weights_in_the_units_of_each_version() -> None:
+def test_weights_in_the_units_of_each_version():
     assert [in_units(weight, 2) for weight in (1, 100, 10000)] == [1, 100, 10000]
     assert [in_units(weight, 1) for weight in (0, 1, 100, 10000)] == [2, 10, 1024, 102400]
 
 
-def test_version_2_divides_the_processor_alone(tmp_path: Path) -> None:
+def test_version_2_divides_the_processor_alone(tmp_path):
     top, links = tmp_path / "groups", tmp_path / "ours"
     own = top / "agent-rl.rest"
     own.mkdir(parents=True)
     links.mkdir()
     groups, hierarchy = ControlGroups(), Hierarchy(2, (), own, top)
     for controller, limit in (("memory", 1 << 30), ("pids", 700), ("cpu", 250)):
-        groups._make_one(hierarchy, controller, limit, links)  # type: ignore[arg-type]
+        groups._make_one(hierarchy, controller, limit, links)
     made = top / "ours"
     assert (top / "cgroup.subtree_control").read_text() == "+cpu"
     texts = {str(path.relative_to(made)): path.read_text() for path in made.rglob("*") if path.is_file()}
@@ -82,7 +79,7 @@ def test_version_2_divides_the_processor_alone(tmp_path: Path) -> None:
     assert groups.alone == "cgroup.threads"
 
 
-def test_groups_of_an_interpreter_that_has_ended_are_used_again(tmp_path: Path) -> None:
+def test_groups_of_an_interpreter_that_has_ended_are_used_again(tmp_path):
     groups = ControlGroups()
     assert groups.take_calls(5) == []  # there are none
     groups._divide(ControlGroup("cpu", 1, tmp_path, 100))
@@ -94,7 +91,7 @@ def test_groups_of_an_interpreter_that_has_ended_are_used_again(tmp_path: Path) 
     assert groups.to_join == [f"{tmp_path}/interpreters/tasks"]
 
 
-def test_the_share_that_was_used_last_is_given_out_last(tmp_path: Path) -> None:
+def test_the_share_that_was_used_last_is_given_out_last(tmp_path):
     shares = Shares([str(group_like(tmp_path / name)) for name in "ab"], "tasks")
     a, b = shares.get(), shares.get()
     shares.put_back(a)
@@ -115,9 +112,7 @@ def group_like(directory: Path, tasks: int = 0, *, idle: bool = True) -> Path:
 
 
 @pytest.mark.parametrize("idle", [True, False])
-def test_a_call_with_many_tasks_yields_after_a_moment_and_the_next_one_there_does_not(
-    tmp_path: Path, *, idle: bool
-) -> None:
+def test_a_call_with_many_tasks_yields_after_a_moment_and_the_next_one_there_does_not(tmp_path, *, idle):
     def weights() -> list[str]:
         return [(tmp_path / name / ("cpu.idle" if idle else "cpu.shares")).read_text() for name in ("few", "many")]
 
@@ -127,7 +122,7 @@ def test_a_call_with_many_tasks_yields_after_a_moment_and_the_next_one_there_doe
         share = CpuShare(str(group_like(tmp_path / name, tasks, idle=idle)), "tasks")
         call = SimpleNamespace(started=10.0, id=number, verdict=NO_VERDICT)
         children.append(SimpleNamespace(place=SimpleNamespace(share=share), call=call))
-        looks.begin(children[-1], call)  # type: ignore[arg-type]
+        looks.begin(children[-1], call)
     assert looks.seconds(10.0) == pytest.approx(FIRST_LOOK_SECONDS)
     looks.look(10.04)
     assert weights() == [usual, usual]
@@ -143,11 +138,11 @@ def test_a_call_with_many_tasks_yields_after_a_moment_and_the_next_one_there_doe
     assert {text[:4] for text in weights()} == {usual}
 
 
-def test_a_call_that_has_ended_is_not_looked_at(tmp_path: Path) -> None:
+def test_a_call_that_has_ended_is_not_looked_at(tmp_path):
     looks, share = TaskThrottle(), CpuShare(str(group_like(tmp_path / "a", 30)), "tasks")
     call = SimpleNamespace(started=10.0, id=1, verdict=NO_VERDICT)
     child = SimpleNamespace(place=SimpleNamespace(share=share), call=call)
-    looks.begin(child, call)  # type: ignore[arg-type]
+    looks.begin(child, call)
     child.call = None
     looks.look(12.0)
     assert looks.seconds(12.0) is None
@@ -156,7 +151,7 @@ def test_a_call_that_has_ended_is_not_looked_at(tmp_path: Path) -> None:
 
 @pytest.mark.real_time
 @pytest.mark.parametrize("level", ["strong", "filtered"])
-async def test_each_call_is_in_a_group_of_its_own_with_all_that_it_starts(level: str) -> None:
+async def test_each_call_is_in_a_group_of_its_own_with_all_that_it_starts(level):
     code = "import os, time\nif os.fork() == 0:\n    try: os.setsid()\n    except OSError: pass\ntime.sleep(60)"
     async with sandboxed(level, groups=["cpu"]) as sandbox, trio.open_nursery() as nursery:
         for name in ("share-one", "share-two"):
@@ -170,7 +165,7 @@ async def test_each_call_is_in_a_group_of_its_own_with_all_that_it_starts(level:
 
 
 @pytest.mark.real_time
-async def test_a_call_with_many_sessions_gets_no_more_than_one_without(one_processor: None) -> None:
+async def test_a_call_with_many_sessions_gets_no_more_than_one_without(one_processor):
     used: dict[int, float] = {}
     async with sandboxed(groups=["cpu"], limits=ExecutionLimits(wall_seconds=20)) as sandbox:
 
@@ -184,7 +179,7 @@ async def test_a_call_with_many_sessions_gets_no_more_than_one_without(one_proce
 
 
 @pytest.fixture
-def one_processor() -> Iterator[None]:
+def one_processor():
     """For this process, and so for interpreters: with a processor for each there is nothing to share."""
     allowed = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(allowed)})

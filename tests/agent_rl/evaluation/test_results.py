@@ -20,7 +20,7 @@ from agent_rl.evaluation.problems import EvaluationError
 from agent_rl.evaluation.results import ProblemResult, all_figures, load_results, paired, read_results, write_results
 from agent_rl.messages import LOST, Judgement, Problem, Transcript
 from agent_rl.records.journal import Journal
-from tests.builders import call, opened, trajectory
+from agent_rl_contract.builders import call, opened, trajectory
 
 
 def result(*answers: str | None, right: str = "4", lost: int = 0, **changes: Any) -> ProblemResult:

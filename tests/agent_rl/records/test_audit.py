@@ -17,8 +17,8 @@ from agent_rl.records.audit import audit
 from agent_rl.records.history import MADE_WITH
 from agent_rl.records.journal import GroupRow, Journal
 from agent_rl.records.rows import TrajectoryRow
+from agent_rl_contract.builders import opened, repacked, trajectory
 from tests.agent_rl.records.journals import forget
-from tests.builders import opened, repacked, trajectory
 
 GROUP = opened(0, version=2)
 NAME, KEPT, REWARDS = GROUP.group, ((0, 0), (2, 1)), (1.0, 0.25)

@@ -1,7 +1,5 @@
 """A small gateway that passes all checks, and does wrong what ``faults`` names. Its engine obeys the directive."""
 
-from __future__ import annotations
-
 import json
 import re
 import secrets

@@ -1,7 +1,5 @@
 """The directive, the client's reading of streams, and the program."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Each check passes at a gateway without faults, and fails at one with the fault that it is for."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks.gateway_traps.client import DIALECTS

@@ -1,7 +1,5 @@
 """The modelled engine keeps its own rules, and takes the seconds that its formulas say."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -39,7 +37,7 @@ def finish(engine: ModelledEngine) -> list[Rollout]:
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 40), st.integers(1, 200)), min_size=1, max_size=12), st.booleans())
-def test_every_turn_ends_and_no_token_is_lost_or_written_twice(turns: list[tuple[int, int]], kept: bool) -> None:
+def test_every_turn_ends_and_no_token_is_lost_or_written_twice(turns, kept):
     engine = Checked("a", MODEL)
     waiting = rollouts_of(*(Shape(prompt, (written,)) for prompt, written in turns))
     for rollout in waiting:
@@ -54,7 +52,7 @@ def test_every_turn_ends_and_no_token_is_lost_or_written_twice(turns: list[tuple
     assert engine.rows == {}
 
 
-def test_a_rollout_alone_takes_what_the_formulas_say() -> None:
+def test_a_rollout_alone_takes_what_the_formulas_say():
     engine = Checked("a", MODEL)
     (rollout,) = rollouts_of(Shape(10, (20, 10), (1.0,), (5,)))
     engine.put(rollout)
@@ -69,7 +67,7 @@ def test_a_rollout_alone_takes_what_the_formulas_say() -> None:
     assert (engine.hit, engine.asked) == (30, 45)
 
 
-def test_a_full_cache_preempts_the_newest_and_computes_it_again() -> None:
+def test_a_full_cache_preempts_the_newest_and_computes_it_again():
     engine = Checked("a", replace(MODEL, kv_total=300))
     for rollout in rollouts_of(Shape(10, (200,)), Shape(10, (200,))):
         engine.put(rollout)
@@ -80,7 +78,7 @@ def test_a_full_cache_preempts_the_newest_and_computes_it_again() -> None:
 
 
 @pytest.mark.parametrize(("queued", "steps"), [(1, 8), (2, 0)])
-def test_turns_join_together_once_they_are_enough_or_have_waited(queued: int, steps: int) -> None:
+def test_turns_join_together_once_they_are_enough_or_have_waited(queued, steps):
     engine = Checked("a", replace(MODEL, max_rollouts=64, kv_total=9000, join_share=0.5, join_steps=8))
     rollouts = rollouts_of(*[Shape(10, (200,))] * (4 + queued))
     for rollout in rollouts[:4]:
@@ -96,7 +94,7 @@ def test_turns_join_together_once_they_are_enough_or_have_waited(queued: int, st
     assert engine.steps == steps
 
 
-def test_prefixes_leave_the_cache_least_recently_used_first() -> None:
+def test_prefixes_leave_the_cache_least_recently_used_first():
     engine = Checked("a", replace(MODEL, kv_total=100, page=1, watermark=0.0))
     rollouts = [Rollout(f"{number}", number, number, Shape(30, (5, 5), (1.0,), (0,))) for number in range(4)]
     for rollout in rollouts[:2]:

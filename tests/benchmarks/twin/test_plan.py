@@ -1,7 +1,5 @@
 """What a topology and a profile make of a run, what is printed of it, and what is refused."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -28,7 +26,7 @@ def planned(*overrides: str, steps: int = 2, policy: str = "") -> Plan:
     return plan_of(topology, read_profile("mi300x"), where="paper.toml", steps=steps, seed=3, policy=policy)
 
 
-def test_engines_learner_and_rule_are_the_topologys() -> None:
+def test_engines_learner_and_rule_are_the_topologys():
     plan = planned(
         "actors.rollout_generator.settings.engine_settings.tensor_parallel_size=4",
         "actors.rollout_generator.settings.kv_tokens=500_000",
@@ -47,7 +45,7 @@ def test_engines_learner_and_rule_are_the_topologys() -> None:
     assert planned(policy="worst_case").policy == "worst_case"
 
 
-def test_engines_have_the_habits_of_their_kind() -> None:
+def test_engines_have_the_habits_of_their_kind():
     from actors.engines.torch.decode import PREFILL_SHARE, PREFILL_WAIT_STEPS
 
     assert TORCH == {"page": 1, "join_share": PREFILL_SHARE, "join_steps": PREFILL_WAIT_STEPS}
@@ -56,10 +54,8 @@ def test_engines_have_the_habits_of_their_kind() -> None:
     assert planned().trace.model.page == 16
 
 
-def test_seconds_of_an_engine_and_of_the_learner_follow_from_the_data_sheet() -> None:
+def test_seconds_of_an_engine_and_of_the_learner_follow_from_the_data_sheet():
     profile = read_profile("mi300x")
-    assert profile.device is not None
-    assert profile.model is not None
     weights, kv_bytes, bandwidth, flops = 29.6e9, 163_840, 0.6 * 5.3e12, 0.35 * 1307e12
     for width, reached in ((1, 1.0), (4, 0.85 * 4)):
         built = engine_on(profile.device, profile.model, 2, width, 512 * width, None)
@@ -71,7 +67,7 @@ def test_seconds_of_an_engine_and_of_the_learner_follow_from_the_data_sheet() ->
     assert planned().trace.learner.tokens_per_s == pytest.approx(20 * flops / (8 * 14.8e9))
 
 
-def test_sizes_are_those_of_the_topologys_own_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sizes_are_those_of_the_topologys_own_model(tmp_path, monkeypatch):
     sizes = {"hidden_size": 2560, "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8}
     config = sizes | {"head_dim": 128, "intermediate_size": 9728, "vocab_size": 151936, "tie_word_embeddings": True}
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -87,7 +83,7 @@ def test_sizes_are_those_of_the_topologys_own_model(tmp_path: Path, monkeypatch:
         planned("model.path=Qwen/Qwen3-4B")
 
 
-def test_the_profiles_that_come_along_are_sound_and_say_that_they_are_not_measured() -> None:
+def test_the_profiles_that_come_along_are_sound_and_say_that_they_are_not_measured():
     assert names() == ["h200", "mi300x"]
     for name in names():
         assert not read_profile(name).measured
@@ -108,7 +104,7 @@ def test_the_profiles_that_come_along_are_sound_and_say_that_they_are_not_measur
         ("measured = false", "measured =", "it cannot be read as TOML"),
     ],
 )
-def test_a_bad_profile_is_refused_by_file_and_field(old: str, new: str, said: str, tmp_path: Path) -> None:
+def test_a_bad_profile_is_refused_by_file_and_field(old, new, said, tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text((FOLDER / "mi300x.toml").read_text().replace(old, new, 1))
     with pytest.raises(ProfileError) as refused:
@@ -117,9 +113,7 @@ def test_a_bad_profile_is_refused_by_file_and_field(old: str, new: str, said: st
     assert said in str(refused.value)
 
 
-def test_the_command_has_a_row_for_each_number_of_engines_and_refuses_in_one_line(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_command_has_a_row_for_each_number_of_engines_and_refuses_in_one_line(capsys):
     overrides = [part for override in SMALL for part in ("--set", override)]
     assert main(["bench", "twin", "--steps", "1", "--engines", "1", "3", *overrides]) == 0
     table, last = capsys.readouterr().out.strip().rsplit("\n", 1)

@@ -1,7 +1,5 @@
 """The twin: its tokens, its engine, and a whole small run."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
