@@ -13,7 +13,7 @@ the supervisors, but for the decision which hosts are lost. The first generator 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -50,6 +50,7 @@ from agent_rl.messages import (
     TrainingGroup,
 )
 from agent_rl.rollout.episode import Episode
+from agent_rl.scheduling.policies.base import EngineFacts, Placement, PlacementPolicy, WaitingTurn
 from agent_rl_contract.base import RoleContract
 from agent_rl_contract.scripted import ScriptedEngine
 from agent_rl_contract.stage import Peer, Stage, running
@@ -172,6 +173,34 @@ class Learner(Evaluator):
         await self._ask("stages", StageEntered(1, self.version, self.version, restored=False))
         self._publish(entered.epoch, 1)
         self.finished.set()
+
+
+class PlacesAtOnce(PlacementPolicy):
+    """Places each rollout as soon as it waits, on the engines in turn: they run out of rows and of KV cache."""
+
+    def __init__(self) -> None:
+        self._engines: list[str] = []
+        self._waiting: list[str] = []
+
+    def engine_reported(self, facts: EngineFacts, now: float) -> None:
+        if facts.engine not in self._engines:
+            self._engines.append(facts.engine)
+
+    def engine_gone(self, engine: str, now: float) -> None:
+        self._engines = [other for other in self._engines if other != engine]
+
+    engine_draining = engine_gone
+
+    def turn_waits(self, turn: WaitingTurn, now: float) -> None:
+        self._waiting.append(turn.rollout)
+
+    def rollout_dropped(self, rollout: str, now: float) -> None:
+        self._waiting = [each for each in self._waiting if each != rollout]
+
+    def decide(self, now: float) -> Iterator[Placement]:
+        while self._engines and self._waiting:
+            self._engines.append(self._engines.pop(0))
+            yield Placement(self._waiting.pop(0), self._engines[-1])
 
 
 class Whole(RoleContract):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,7 @@ from agent_rl.environments.python_tools import PYTHON_TOOL
 from agent_rl.groups.instructions import Closed
 from agent_rl.learning.trainer import Position
 from agent_rl.messages import (
+    EngineLoad,
     GroupsProgress,
     GroupsUnfinished,
     GroupsUnwanted,
@@ -30,6 +32,7 @@ from agent_rl.messages import (
     JudgementWanted,
     PolicyPublished,
     PolicyVersion,
+    StageEntered,
     StageRecorded,
     StepTrained,
     TagCounts,
@@ -41,7 +44,6 @@ from agent_rl.messages import (
 from agent_rl.rollout.episode import Episode, Strand
 from agent_rl.rollout.prompts import ChatFormat
 from agent_rl.scheduling.instructions import AskUnfinished, Assign, OpenGroup, Unwanted
-from agent_rl.scheduling.policies.base import EngineFacts, Placement, PlacementPolicy, WaitingTurn
 from agent_rl_contract import (
     ExecutorContract,
     FilterContract,
@@ -60,71 +62,72 @@ def broken(suite: type[RoleContract], actor: Any, promise: str, folder: Path, **
     return str(failure.value)
 
 
+class Breaking:
+    """What a role does wrong once it has begun, with a message that it hears, or with its answer."""
+
+    def begun(self) -> None:
+        """Nothing."""
+
+    def heard(self, message: Any) -> Any:
+        """The message that the role is to handle, or None."""
+        return message
+
+    def answered(self, message: Any, answer: Any) -> Any:
+        return answer
+
+    async def start(self) -> None:
+        await super().start()  # type: ignore[misc]
+        self.begun()
+
+    async def handle(self, message: Any) -> Any:
+        heard = self.heard(message)
+        return None if heard is None else self.answered(heard, await super().handle(heard))  # type: ignore[misc]
+
+
 def changed(role: type, **attributes: Any) -> type:
-    """The role with other methods or attributes."""
-    return type("Changed", (role,), attributes)
+    """The role with other methods or attributes, among them those of `Breaking`."""
+    return type("Changed", (Breaking, role), attributes)
 
 
 # Filters --------------------------------------------------------------------------------------------------------------
 
 
-class ForgetsItsJournal(RoCFilter):
-    def _take_up(self, entered: Any) -> bool:
-        fresh = self._book.entered is None
-        self._perform(self._book.enter(entered, next_version=entered.version))
-        return fresh
+def forget_the_journal(self: RoCFilter, entered: Any) -> bool:
+    fresh = self._book.entered is None
+    self._perform(self._book.enter(entered, next_version=entered.version))
+    return fresh
 
 
-class KeepsTheEpoch(RoCFilter):
-    def _enter(self, entered: Any) -> StageRecorded:
-        super()._enter(entered)
-        return StageRecorded(1)
+def ask_for_nothing_again(self: RoCFilter, **flush: bool) -> None:
+    RoCFilter._commit(self, **flush)
+    self.context.link("progress").set(replace(self._book.progress(), retries=()))
 
 
-class KnowsNothingUnfinished(RoCFilter):
-    async def handle(self, message: Any) -> Any:
-        answer = await super().handle(message)
-        return replace(answer, groups=()) if isinstance(message, UnfinishedGroups) else answer
+def count_twice(self: RoCFilter, trajectory: Any) -> None:
+    group = self._book._groups.get(trajectory.group)
+    if group is not None and not self._book.wants(trajectory):
+        free = next(position for position, sample in enumerate(group.samples) if sample.judgement is None)
+        trajectory = replace(trajectory, sample=free)
+    RoCFilter._trajectory(self, trajectory)
 
 
-class AsksForNothingAgain(RoCFilter):
-    def _commit(self, **flush: bool) -> None:
-        super()._commit(**flush)
-        self.context.link("progress").set(replace(self._book.progress(), retries=()))
-
-
-class CountsTwice(RoCFilter):
-    def _trajectory(self, trajectory: Any) -> None:
-        group = self._book._groups.get(trajectory.group)
-        if group is not None and not self._book.wants(trajectory):
-            free = next(position for position, sample in enumerate(group.samples) if sample.judgement is None)
-            trajectory = replace(trajectory, sample=free)
-        super()._trajectory(trajectory)
-
-
-class TrustsTheChecker(RoCFilter):
-    async def start(self) -> None:
-        await super().start()
-        self._judging.reply = self._believed  # type: ignore[method-assign]
-
-    async def _believed(self, wanted: Any) -> JudgementReply:
+def trust_the_checker(self: RoCFilter) -> None:
+    async def believed(wanted: Any) -> JudgementReply:
         made = wanted.trajectory
         message = JudgementWanted(made.rollout, wanted.problem, made.transcript)
         reply: JudgementReply = await self.context.link("checks")(message)
         return replace(reply, judgement=reply.judgement or Judgement(0.0, success=False))
 
-
-class NeverWaits(RoCFilter):
-    async def start(self) -> None:
-        await super().start()
-        of = self._book.algorithm_of
-        self._book.algorithm_of = lambda stage: of(stage).model_copy(update={"on_stale": "train_corrected"})
+    self._judging.reply = believed  # type: ignore[method-assign]
 
 
-class EvaluatesTooEarly(RoCFilter):
-    async def start(self) -> None:
-        await super().start()
-        self._book.stages = [*self._book.stages[:1], self._book.stages[1].model_copy(update={"problems": 1})]
+def never_wait(self: RoCFilter) -> None:
+    of = self._book.algorithm_of
+    self._book.algorithm_of = lambda stage: of(stage).model_copy(update={"on_stale": "train_corrected"})
+
+
+def evaluate_too_early(self: RoCFilter) -> None:
+    self._book.stages = [*self._book.stages[:1], self._book.stages[1].model_copy(update={"problems": 1})]
 
 
 def select_by_chance(self: RoCFilter, group: Any, rng: Any) -> Any:
@@ -137,6 +140,14 @@ def look_at_no_classes(self: RoCFilter) -> Any:
 
 def perform_no_empty_steps(self: RoCFilter, instructions: Any) -> None:
     RoCFilter._perform(self, [i for i in instructions if not isinstance(i, Closed) or i.step.trained])
+
+
+def keep_the_epoch(self: RoCFilter, message: Any, answer: Any) -> Any:
+    return StageRecorded(1) if isinstance(message, StageEntered) else answer
+
+
+def know_nothing_unfinished(self: RoCFilter, message: Any, answer: Any) -> Any:
+    return replace(answer, groups=()) if isinstance(message, UnfinishedGroups) else answer
 
 
 COMPLETE = "a_complete_group_becomes_one_training_group"
@@ -163,163 +174,134 @@ FILTERS = [
         "not sent before it",
     ),
     ({"_perform": perform_no_empty_steps}, "equal_rewards_are_not_trained_and_count_towards_the_step", "no StepReady"),
-    (ForgetsItsJournal, "killed_at_any_time_it_loses_nothing_and_doubles_nothing", "no StepReady"),
+    ({"_take_up": forget_the_journal}, "killed_at_any_time_it_loses_nothing_and_doubles_nothing", "no StepReady"),
     ({"_resend": lambda self, entered: None}, "a_restarted_learner_is_sent_what_it_has_not_trained", "due again"),
-    (KeepsTheEpoch, "a_restarted_learner_is_sent_what_it_has_not_trained", "new epoch"),
-    (KnowsNothingUnfinished, "unfinished_groups_are_told_with_what_they_lack", "the answer names 0"),
-    (AsksForNothingAgain, "failed_rollouts_are_sampled_again_then_given_up", "no retry"),
-    (CountsTwice, "a_trajectory_that_comes_twice_counts_once", "sample 3 is missing"),
-    (TrustsTheChecker, "answers_that_text_cannot_decide_are_judged_by_the_executor", "rewards by sample"),
-    (NeverWaits, "no_group_is_trained_beyond_the_staleness_budget", "after their oldest token"),
-    (EvaluatesTooEarly, "an_evaluation_is_ready_when_every_rollout_is_judged", "too early"),
+    ({"answered": keep_the_epoch}, "a_restarted_learner_is_sent_what_it_has_not_trained", "new epoch"),
+    ({"answered": know_nothing_unfinished}, "unfinished_groups_are_told_with_what_they_lack", "the answer names 0"),
+    ({"_commit": ask_for_nothing_again}, "failed_rollouts_are_sampled_again_then_given_up", "no retry"),
+    ({"_trajectory": count_twice}, "a_trajectory_that_comes_twice_counts_once", "sample 3 is missing"),
+    ({"begun": trust_the_checker}, "answers_that_text_cannot_decide_are_judged_by_the_executor", "rewards by sample"),
+    ({"begun": never_wait}, "no_group_is_trained_beyond_the_staleness_budget", "after their oldest token"),
+    ({"begun": evaluate_too_early}, "an_evaluation_is_ready_when_every_rollout_is_judged", "too early"),
 ]
 
 
 # Schedulers -----------------------------------------------------------------------------------------------------------
 
 
-class Overspends(KVScheduler):
-    more = 1
+def spend(more: int) -> Any:
+    """Open as many steps more than the budget allows."""
 
-    async def start(self) -> None:
-        await super().start()
+    def begun(self: KVScheduler) -> None:
         opening = self._scheduler._opening
         opening._algorithms = [
-            each.model_copy(update={"max_staleness": each.max_staleness + self.more}) for each in opening._algorithms
+            each.model_copy(update={"max_staleness": each.max_staleness + more}) for each in opening._algorithms
         ]
 
-
-class OpensMoreThanTheStage(KVScheduler):
-    async def start(self) -> None:
-        await super().start()
-        opening, longer = self._scheduler._opening, {"steps": 9}
-        opening._stages = [each.model_copy(update=longer) if each.kind == "rl" else each for each in opening._stages]
+    return begun
 
 
-class Asks(KVScheduler):
-    """Does something to each instruction before it is performed."""
-
-    def changed(self, instruction: Any) -> list[Any]:
-        return [instruction]
-
-    def _do(self, instructions: Any) -> None:
-        super()._do([each for instruction in instructions for each in self.changed(instruction)])
+def open_more_than_the_stage(self: KVScheduler) -> None:
+    opening, longer = self._scheduler._opening, {"steps": 9}
+    opening._stages = [each.model_copy(update=longer) if each.kind == "rl" else each for each in opening._stages]
 
 
-class RequestsBeforeItIsRecorded(Asks):
-    def changed(self, instruction: Any) -> list[Any]:
-        if isinstance(instruction, OpenGroup):
-            return [instruction, *self._scheduler.group_recorded(instruction.opened.group)]
-        return [instruction]
+def serve_any_engine(self: KVScheduler) -> None:
+    members = self._scheduler._members
+    look = members._look
+
+    def any_will_do(engine: Any) -> None:
+        members._oldest = PolicyVersion(engine.load.policy.epoch, 0)
+        look(engine)
+
+    members._look = any_will_do  # type: ignore[method-assign]
 
 
-class StartsFromNothing(Asks):
-    def changed(self, instruction: Any) -> list[Any]:
-        if isinstance(instruction, AskUnfinished):
-            return self._scheduler.unfinished(GroupsUnfinished(instruction.stage, 0, ()))
-        return [instruction]
+def asking(change: Callable[[KVScheduler, Any], list[Any]]) -> dict[str, Any]:
+    """``change`` does something to each instruction before it is performed."""
+
+    def do(self: KVScheduler, instructions: Any) -> None:
+        KVScheduler._do(self, [each for instruction in instructions for each in change(self, instruction)])
+
+    return {"_do": do}
 
 
-class NeverRetries(KVScheduler):
-    async def handle(self, message: Any) -> None:
-        await super().handle(replace(message, retries=()) if isinstance(message, GroupsProgress) else message)
+def request_before_it_is_recorded(self: KVScheduler, asked: Any) -> list[Any]:
+    return [asked, *(self._scheduler.group_recorded(asked.opened.group) if isinstance(asked, OpenGroup) else ())]
 
 
-class CountsMoreCache(KVScheduler):
-    max_rollouts: int | None = None
-
-    async def handle(self, message: Any) -> None:
-        if hasattr(message, "kv_tokens_total"):
-            rollouts = self.max_rollouts or message.max_rollouts
-            message = replace(message, kv_tokens_total=9 * message.kv_tokens_total, max_rollouts=rollouts)
-        await super().handle(message)
+def start_from_nothing(self: KVScheduler, asked: Any) -> list[Any]:
+    if isinstance(asked, AskUnfinished):
+        return self._scheduler.unfinished(GroupsUnfinished(asked.stage, 0, ()))
+    return [asked]
 
 
-class PlacesAtOnce(PlacementPolicy):
-    """Places each rollout as soon as it waits, on the engines in turn."""
-
-    def __init__(self) -> None:
-        self._engines: list[str] = []
-        self._waiting: list[str] = []
-
-    def engine_reported(self, facts: EngineFacts, now: float) -> None:
-        if facts.engine not in self._engines:
-            self._engines.append(facts.engine)
-
-    def engine_gone(self, engine: str, now: float) -> None:
-        self._engines.remove(engine)
-
-    engine_draining = engine_gone
-
-    def turn_waits(self, turn: WaitingTurn, now: float) -> None:
-        self._waiting.append(turn.rollout)
-
-    def rollout_dropped(self, rollout: str, now: float) -> None:
-        self._waiting = [each for each in self._waiting if each != rollout]
-
-    def turn_placed(self, rollout: str, engine: str, now: float) -> None:
-        self.rollout_dropped(rollout, now)
-
-    def decide(self, now: float) -> list[Placement]:
-        if not self._engines:
-            return []
-        waiting, self._waiting = self._waiting, []
-        self._engines.append(self._engines.pop(0))
-        return [Placement(each, self._engines[at % len(self._engines)]) for at, each in enumerate(waiting)]
+def without_the_last_sample(self: KVScheduler, asked: Any) -> list[Any]:
+    return [] if isinstance(asked, Assign) and asked.request.sample == 3 else [asked]
 
 
-class ServesAnyEngine(KVScheduler):
-    async def start(self) -> None:
-        await super().start()
-        members = self._scheduler._members
-        look = members._look
+def never_retry(self: KVScheduler, message: Any) -> Any:
+    return replace(message, retries=()) if isinstance(message, GroupsProgress) else message
 
-        def any_will_do(engine: Any) -> None:
-            members._oldest = PolicyVersion(engine.load.policy.epoch, 0)
-            look(engine)
 
-        members._look = any_will_do  # type: ignore[method-assign]
+def count_more_cache(self: KVScheduler, message: Any) -> Any:
+    if not isinstance(message, EngineLoad):
+        return message
+    return replace(message, kv_tokens_total=9 * message.kv_tokens_total)
+
+
+def count_more_cache_and_rows(self: KVScheduler, message: Any) -> Any:
+    counted = count_more_cache(self, message)
+    return counted if counted is message else replace(counted, max_rollouts=99)
 
 
 def draw_by_chance(self: KVScheduler, stage: int, number: int, purpose: Any) -> Any:
     return KVScheduler.problem(self, stage, random.randrange(10**6), purpose)
 
 
-def without_the_last_sample(self: Asks, asked: Any) -> list[Any]:
-    return [] if isinstance(asked, Assign) and asked.request.sample == 3 else [asked]
-
-
 SCHEDULERS = [
-    (Overspends, BUDGET, "may be"),
-    (changed(Overspends, more=-1), BUDGET, "only"),
-    (OpensMoreThanTheStage, "no_more_groups_are_opened_than_the_stage_trains", "for a step of 2"),
+    ({"begun": spend(more=1)}, BUDGET, "may be"),
+    ({"begun": spend(more=-1)}, BUDGET, "only"),
+    ({"begun": open_more_than_the_stage}, "no_more_groups_are_opened_than_the_stage_trains", "for a step of 2"),
     (
-        changed(Asks, changed=lambda self, asked: [asked] * (1 + isinstance(asked, Assign))),
+        asking(lambda _, asked: [asked] * (1 + isinstance(asked, Assign))),
         "each_sample_is_requested_exactly_once",
         "more than once",
     ),
-    (changed(Asks, changed=without_the_last_sample), "each_sample_is_requested_exactly_once", "never requested"),
+    (asking(without_the_last_sample), "each_sample_is_requested_exactly_once", "never requested"),
     (
-        changed(Asks, changed=lambda self, asked: [] if isinstance(asked, Unwanted) else [asked]),
+        asking(lambda _, asked: [] if isinstance(asked, Unwanted) else [asked]),
         "rollouts_of_dropped_groups_are_called_off",
         "was told []",
     ),
-    (RequestsBeforeItIsRecorded, "a_group_is_recorded_before_its_rollouts_are_requested", "before their group"),
-    (StartsFromNothing, "nothing_is_opened_before_the_filter_said_what_is_open", "about the stages []"),
-    (StartsFromNothing, "a_restarted_scheduler_asks_for_what_is_missing_and_for_nothing_else", "asked for []"),
-    (NeverRetries, "failed_rollouts_are_requested_again_once", "requested 0 times"),
-    (changed(CountsMoreCache, max_rollouts=99), "no_engine_is_promised_more_than_it_has", "at once"),
+    (
+        asking(request_before_it_is_recorded),
+        "a_group_is_recorded_before_its_rollouts_are_requested",
+        "before their group",
+    ),
+    (
+        asking(start_from_nothing),
+        "nothing_is_opened_before_the_filter_said_what_is_open",
+        "about the stages []",
+    ),
+    (
+        asking(start_from_nothing),
+        "a_restarted_scheduler_asks_for_what_is_missing_and_for_nothing_else",
+        "asked for []",
+    ),
+    ({"heard": never_retry}, "failed_rollouts_are_requested_again_once", "requested 0 times"),
+    ({"heard": count_more_cache_and_rows}, "no_engine_is_promised_more_than_it_has", "at once"),
     ({"problem": draw_by_chance}, "what_a_group_is_about_follows_from_seed_and_number", "different"),
-    (ServesAnyEngine, "a_new_stage_starts_afresh", "no engine serves"),
+    ({"begun": serve_any_engine}, "a_new_stage_starts_afresh", "no engine serves"),
 ]
 
 
 @pytest.mark.parametrize(
     ("actor", "policy", "said"),
     [
-        (KVScheduler, f"{__name__}:PlacesAtOnce", "rollouts at once in an engine of 2 rows"),
+        (KVScheduler, "tests.actors.simulated_run:PlacesAtOnce", "rollouts at once in an engine of 2 rows"),
         (KVScheduler, "worst_case", "which fit at their longest"),
-        (CountsMoreCache, "sticky", "than the cache"),
+        (changed(KVScheduler, heard=count_more_cache), "sticky", "than the cache"),
     ],
 )
 def test_a_policy_that_does_not_promise_what_is_likely_fails(
@@ -348,14 +330,9 @@ def generator_with(**overrides: Any) -> type[RolloutGenerator]:
 def appending(append: Any) -> type[RolloutGenerator]:
     """A generator whose episodes append tokens in another way."""
 
-    class Broken(Strand):
-        pass
-
-    Broken.append = append  # type: ignore[method-assign]
-
     def begin(self: Any, *given: Any, **options: Any) -> None:
         Episode.__init__(self, *given, **options)
-        self.strands = [Broken(0, self.strands[0].shared)]
+        self.strands = [type("Broken", (Strand,), {"append": append})(0, self.strands[0].shared)]
 
     return generator_with(__init__=begin)
 
@@ -376,50 +353,25 @@ def without_tags(self: Any, **outcome: Any) -> Trajectory:
     return replace(Episode.trajectory(self, **outcome), tags=TagCounts())
 
 
-class SamplesTwice(RolloutGenerator):
-    async def _rollout(self, request: Any) -> None:
-        again = request.rollout in self._running
-        await super()._rollout(replace(request, rollout=f"{request.rollout}-again") if again else request)
+async def sample_twice(self: RolloutGenerator, request: Any) -> None:
+    again = request.rollout in self._running
+    await RolloutGenerator._rollout(self, replace(request, rollout=f"{request.rollout}-again") if again else request)
 
 
-class HardOfHearing(RolloutGenerator):
-    def hears(self, message: Any) -> bool:
-        return True
-
-    async def handle(self, message: Any) -> None:
-        if self.hears(message):
-            await super().handle(message)
-
-
-class BlamesTheModel(RolloutGenerator):
-    async def _run(self, running: Any, episode: Episode, started: float) -> bool:
-        try:
-            return await super()._run(running, episode, started)
-        except ToolsUnavailableError:
-            episode.ended = "finished"
-        return True
+async def blame_the_model(self: RolloutGenerator, running: Any, episode: Episode, started: float) -> bool:
+    try:
+        return await RolloutGenerator._run(self, running, episode, started)
+    except ToolsUnavailableError:
+        episode.ended = "finished"
+    return True
 
 
-class StartsWithoutAPolicy(RolloutGenerator):
-    async def start(self) -> None:
-        await super().start()
-        self._served.ready.set()
-
-
-class OneCallAtATime(RolloutGenerator):
-    async def start(self) -> None:
-        await super().start()
-        self._loop.answer = self._in_turn  # type: ignore[method-assign]
-
-    async def _in_turn(self, episode: Episode, calls: Any) -> Any:
+def make_one_call_at_a_time(self: RolloutGenerator) -> None:
+    async def in_turn(episode: Episode, calls: Any) -> Any:
         done = [await self._loop.call(episode, index, call) for index, call in enumerate(calls)]
         return [text for text, _ in done], [record for _, record in done]
 
-
-class NeverReleases(RolloutGenerator):
-    async def start(self) -> None:
-        await super().start()
-        self._engine.release = lambda _: None  # type: ignore[method-assign]
+    self._loop.answer = in_turn  # type: ignore[method-assign]
 
 
 class RaisingFormat(ChatFormat):
@@ -434,12 +386,16 @@ def make_by_chance(self: RolloutGenerator, request: Any) -> Episode:
     return RolloutGenerator.make_episode(self, replace(request, seed=random.randrange(2**62)))
 
 
-def hears_no_later_policy(self: Any, message: Any) -> bool:
-    return not (isinstance(message, PolicyPublished) and self._served.ready.is_set())
+def hear_nobody_unwanted(self: Any, message: Any) -> Any:
+    return None if isinstance(message, GroupsUnwanted) else message
 
 
-def hears_no_requests_at_first(self: Any, message: Any) -> bool:
-    return self.context.incarnation == 1 or isinstance(message, PolicyPublished)
+def hear_no_later_policy(self: Any, message: Any) -> Any:
+    return None if isinstance(message, PolicyPublished) and self._served.ready.is_set() else message
+
+
+def hear_no_requests_at_first(self: Any, message: Any) -> Any:
+    return message if self.context.incarnation == 1 or isinstance(message, PolicyPublished) else None
 
 
 ANSWERED = "each_request_is_answered_by_one_trajectory_and_acknowledged_with_it"
@@ -453,26 +409,30 @@ GENERATORS = [
     (appending(of_a_later_policy), WRITTEN, "policy"),
     (generator_with(trajectory=without_tags), WRITTEN, "the response has"),
     (generator_with(tokens_of=lambda self, strand: strand.tokens), EXACT, "continue the prompt"),
-    (NeverReleases, EXACT, "was not told"),
+    ({"begun": lambda self: vars(self._engine).update(release=lambda _: None)}, EXACT, "was not told"),
     ({"make_episode": make_by_chance}, "the_same_request_gives_the_same_trajectory", "two different"),
-    (OneCallAtATime, "calls_of_a_turn_run_at_once_and_come_back_in_order", "waits for the first"),
+    ({"begun": make_one_call_at_a_time}, "calls_of_a_turn_run_at_once_and_come_back_in_order", "waits for the first"),
     ({"chat_format": RaisingFormat}, "what_goes_wrong_in_a_call_is_told_to_the_model", "ValueError: not JSON"),
-    (BlamesTheModel, "infrastructure_that_fails_is_no_fault_of_the_model", "'finished'"),
-    (SamplesTwice, "a_rollout_asked_for_twice_is_sampled_once_and_answers_both", "2 trajectories of one"),
+    ({"_run": blame_the_model}, "infrastructure_that_fails_is_no_fault_of_the_model", "'finished'"),
+    ({"_rollout": sample_twice}, "a_rollout_asked_for_twice_is_sampled_once_and_answers_both", "2 trajectories of one"),
     (
-        changed(HardOfHearing, hears=lambda self, message: not isinstance(message, GroupsUnwanted)),
+        {"heard": hear_nobody_unwanted},
         "rollouts_nobody_wants_are_cancelled_and_others_go_on",
         "no Trajectory",
     ),
     (
-        changed(HardOfHearing, hears=hears_no_later_policy),
+        {"heard": hear_no_later_policy},
         "a_policy_published_in_flight_shows_on_every_later_token",
         "waits for the rollout",
     ),
-    (StartsWithoutAPolicy, "nothing_is_sampled_before_a_policy_is_published", "nobody published"),
+    (
+        {"begun": lambda self: self._served.ready.set()},
+        "nothing_is_sampled_before_a_policy_is_published",
+        "nobody published",
+    ),
     (generator_with(budget_of=lambda self, strand: 10_000), "a_rollout_ends_at_its_limits", "1: 'finished'"),
     (
-        changed(HardOfHearing, hears=hears_no_requests_at_first),
+        {"heard": hear_no_requests_at_first},
         "killed_in_the_middle_it_answers_every_request_after_its_restart",
         "of the samples []",
     ),
@@ -513,17 +473,8 @@ class HasNoDeadline(ToolExecutor):
         await super().start()
 
 
-class BelievesEverything(ToolExecutor):
-    async def handle(self, message: Any) -> Any:
-        reply = await super().handle(message)
-        right = Judgement(1.0, success=True)
-        return replace(reply, judgement=right) if isinstance(message, JudgementWanted) else reply
-
-
-class LacksATool(ToolExecutor):
-    async def start(self) -> None:
-        await super().start()
-        self._toolboxes = {"arithmetic": {}}
+def believe_everything(self: ToolExecutor, message: Any, answer: Any) -> Any:
+    return replace(answer, judgement=Judgement(1.0, success=True)) if isinstance(message, JudgementWanted) else answer
 
 
 QUICK = {"settings": {"wall_seconds": 0.5, "cpu_seconds": 1.0}, "deadline_seconds": 0.2}
@@ -540,13 +491,17 @@ EXECUTORS = [
     (changed(Altering, call=raise_on_missing_arguments), OUTCOME, "KeyError"),
     (HasNoDeadline, OVER, "still ran"),
     ({"concurrency": 1}, OVER, "waited for an endless one"),
-    (BelievesEverything, "answers_are_judged_rightly", "was judged True"),
+    ({"answered": believe_everything}, "answers_are_judged_rightly", "was judged True"),
     (
         changed(Altering, call=lambda self, call: replace(call, state=b"")),
         "a_tool_with_state_goes_on_from_the_snapshot_that_comes_with_the_call",
         "does not go on",
     ),
-    (LacksATool, "it_runs_the_tools_of_the_environments", "declared and unknown"),
+    (
+        {"begun": lambda self: vars(self).update(_toolboxes={"arithmetic": {}})},
+        "it_runs_the_tools_of_the_environments",
+        "declared and unknown",
+    ),
 ]
 
 
@@ -562,100 +517,98 @@ def test_an_executor_that_nothing_keeps_busy_skips_the_test_of_its_deadline_and_
 # Learners -------------------------------------------------------------------------------------------------------------
 
 
-class TrainsTheLastFirst(Learner):
-    async def _next_step(self) -> Any:
-        await super()._next_step()
-        return self._arrivals.steps[max(self._arrivals.steps)]
+async def train_the_last_first(self: Learner) -> Any:
+    await Learner._next_step(self)
+    return self._arrivals.steps[max(self._arrivals.steps)]
 
 
-class SkipsAStage(Learner):
-    async def _next_stage(self) -> None:
-        await super()._next_stage()
-        if self._position.stage == 1:
-            await super()._next_stage()
+async def skip_a_stage(self: Learner) -> None:
+    await Learner._next_stage(self)
+    if self._position.stage == 1:
+        await Learner._next_stage(self)
 
 
-class PublishesOnce(Learner):
-    async def _publish(self) -> None:
-        if self._position.version <= 1:
-            await super()._publish()
+async def publish_once(self: Learner) -> None:
+    if self._position.version <= 1:
+        await Learner._publish(self)
 
 
-class ForgetsTheWeights(Learner):
-    async def _publish(self) -> None:
-        await super()._publish()
-        await self._model.publisher.settled()
-        self._model.store.path(PolicyVersion(self._epoch, self._position.version)).unlink(missing_ok=True)
+async def forget_the_weights(self: Learner) -> None:
+    await Learner._publish(self)
+    await self._model.publisher.settled()
+    self._model.store.path(PolicyVersion(self._epoch, self._position.version)).unlink(missing_ok=True)
 
 
-class DoesNotWait(Learner):
-    async def _ask(self, link: str, message: Any) -> Any:
-        if isinstance(message, StepTrained):
-            self.context.nursery.start_soon(partial(ask, self.context.link(link), message, timeout=60))
-            return None
-        return await super()._ask(link, message)
+async def do_not_wait(self: Learner, link: str, message: Any) -> Any:
+    if isinstance(message, StepTrained):
+        self.context.nursery.start_soon(partial(ask, self.context.link(link), message, timeout=60))
+        return None
+    return await Learner._ask(self, link, message)
 
 
-class UnlearnsWhatIsRewarded(Learner):
-    factor = -1.0
+def learn(factor: float) -> Any:
+    """Take so many times the objective; the trainer refuses such a loss when it is made."""
 
-    async def start(self) -> None:
-        await super().start()  # which would refuse the loss
-        trainer, loss = self._model.trainer, self._model.trainer.loss
+    def begun(self: Learner) -> None:
+        loss = self._model.trainer.loss
 
         def changed(batch: Any, settings: Any) -> Any:
             terms = loss(batch, settings)
-            return replace(terms, objective=self.factor * terms.objective)
+            return replace(terms, objective=factor * terms.objective)
 
-        trainer.loss = changed
+        self._model.trainer.loss = changed
+
+    return begun
 
 
-class DriftsInEmptySteps(Learner):
-    async def _step(self, stage: Any, ready: Any) -> None:
-        for parameter in self._model.trainer.model.module.parameters():
-            parameter.data.add_(0.01)
-        await super()._step(stage, ready)
+async def drift_in_empty_steps(self: Learner, stage: Any, ready: Any) -> None:
+    for parameter in self._model.trainer.model.module.parameters():
+        parameter.data.add_(0.01)
+    await Learner._step(self, stage, ready)
 
 
 async def save_nothing(self: Learner, **how: Any) -> None:
     pass
 
 
-class SavesOnlyStages(Learner):
-    async def stop(self) -> None:
-        self._checkpoint = partial(save_nothing, self)  # type: ignore[method-assign]
-        await super().stop()
-
-
-class StartsAfresh(Learner):
-    async def start(self) -> None:
-        await super().start()
-        self._position = Position(0, 0, 0)
-
-
-class ForgetsTheOptimizer(Learner):
-    async def start(self) -> None:
-        await super().start()
-        self._model.trainer.optimizer.reset()
+async def save_only_stages(self: Learner) -> None:
+    self._checkpoint = partial(save_nothing, self)  # type: ignore[method-assign]
+    await Learner.stop(self)
 
 
 LEARNERS = [
-    (SkipsAStage, "the_recipe_is_walked_in_order_to_its_end", "in the order [0, 2, 3, 4]"),
-    (TrainsTheLastFirst, "steps_are_trained_in_order_and_once_each", "never said that it was finished"),
-    (PublishesOnce, "policies_only_rise_and_their_weights_can_be_fetched", "the last policy is of version 1"),
-    (ForgetsTheWeights, "policies_only_rise_and_their_weights_can_be_fetched", "there is no file"),
+    ({"_next_stage": skip_a_stage}, "the_recipe_is_walked_in_order_to_its_end", "in the order [0, 2, 3, 4]"),
     (
-        changed(UnlearnsWhatIsRewarded, factor=0.0),
+        {"_next_step": train_the_last_first},
+        "steps_are_trained_in_order_and_once_each",
+        "never said that it was finished",
+    ),
+    (
+        {"_publish": publish_once},
+        "policies_only_rise_and_their_weights_can_be_fetched",
+        "the last policy is of version 1",
+    ),
+    ({"_publish": forget_the_weights}, "policies_only_rise_and_their_weights_can_be_fetched", "there is no file"),
+    (
+        {"begun": learn(0.0)},
         "policies_only_rise_and_their_weights_can_be_fetched",
         "changed nothing",
     ),
-    (DoesNotWait, "a_step_is_recorded_before_the_next_is_trained", "meanwhile"),
-    (UnlearnsWhatIsRewarded, "what_was_rewarded_becomes_likelier", "after training"),
-    (DriftsInEmptySteps, "an_empty_step_is_counted_and_changes_nothing", "changed the weights"),
+    ({"_ask": do_not_wait}, "a_step_is_recorded_before_the_next_is_trained", "meanwhile"),
+    ({"begun": learn(-1.0)}, "what_was_rewarded_becomes_likelier", "after training"),
+    ({"_step": drift_in_empty_steps}, "an_empty_step_is_counted_and_changes_nothing", "changed the weights"),
     ({"_checkpoint": save_nothing}, "checkpoints_load_as_models", "no checkpoint is left"),
-    (SavesOnlyStages, "stopped_it_leaves_a_checkpoint_of_where_it_is", "it saved version"),
-    (StartsAfresh, "killed_it_goes_on_from_its_checkpoint_to_the_same_weights", "it went on in stage 0"),
-    (ForgetsTheOptimizer, "killed_it_goes_on_from_its_checkpoint_to_the_same_weights", "other weights"),
+    ({"stop": save_only_stages}, "stopped_it_leaves_a_checkpoint_of_where_it_is", "it saved version"),
+    (
+        {"begun": lambda self: vars(self).update(_position=Position(0, 0, 0))},
+        "killed_it_goes_on_from_its_checkpoint_to_the_same_weights",
+        "it went on in stage 0",
+    ),
+    (
+        {"begun": lambda self: self._model.trainer.optimizer.reset()},
+        "killed_it_goes_on_from_its_checkpoint_to_the_same_weights",
+        "other weights",
+    ),
 ]
 
 
