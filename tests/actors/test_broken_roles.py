@@ -44,6 +44,7 @@ from agent_rl.messages import (
 from agent_rl.rollout.episode import Episode, Strand
 from agent_rl.rollout.prompts import ChatFormat
 from agent_rl.scheduling.instructions import AskUnfinished, Assign, OpenGroup, Unwanted
+from agent_rl.scheduling.policies.worst_case import WorstCase
 from agent_rl_contract import (
     ExecutorContract,
     FilterContract,
@@ -52,13 +53,14 @@ from agent_rl_contract import (
     RoleContract,
     SchedulerContract,
 )
+from tests.actors.ends import bench_of
+from tests.actors.simulated_run import PlacesAtOnce
 
 
 def broken(suite: type[RoleContract], actor: Any, promise: str, folder: Path, **attributes: Any) -> str:
     """Run the test of one promise on an actor that breaks it; what the test says."""
-    subject = type("Broken", (suite,), {"actor": actor, **attributes})()
     with pytest.raises(AssertionError) as failure:
-        getattr(subject, promise)(folder)
+        getattr(bench_of(suite, actor, **attributes), promise)(folder)
     return str(failure.value)
 
 
@@ -87,6 +89,10 @@ class Breaking:
 def changed(role: type, **attributes: Any) -> type:
     """The role with other methods or attributes, among them those of `Breaking`."""
     return type("Changed", (Breaking, role), attributes)
+
+
+def deaf_to(*kinds: type) -> dict[str, Any]:
+    return {"heard": lambda self, message: None if isinstance(message, kinds) else message}
 
 
 # Filters --------------------------------------------------------------------------------------------------------------
@@ -150,40 +156,43 @@ def know_nothing_unfinished(self: RoCFilter, message: Any, answer: Any) -> Any:
     return replace(answer, groups=()) if isinstance(message, UnfinishedGroups) else answer
 
 
-COMPLETE = "a_complete_group_becomes_one_training_group"
-BUDGET = "groups_are_opened_within_the_staleness_budget_and_up_to_it"
-FILTERS = [
-    ({"defer_ack": lambda self: lambda: None}, "nothing_is_acknowledged_before_it_is_durable", "did not hold yet"),
-    (
-        {"select": lambda self, group, rng: tuple(index for index, each in enumerate(group) if each.reward)},
-        COMPLETE,
-        "only rollouts with the reward 1",
-    ),
-    ({"select": lambda self, group, rng: (0, *RoCFilter.select(self, group, rng))}, COMPLETE, "each position once"),
-    ({"select": lambda self, group, rng: ()}, COMPLETE, "were not sent"),
-    ({"select": select_by_chance}, "the_same_groups_are_selected_alike", "kept different rollouts"),
-    ({"selection": look_at_no_classes}, COMPLETE, "are due"),
-    (
-        {"_trajectory": lambda self, made: RoCFilter._trajectory(self, replace(made, oldest=made.newest))},
-        COMPLETE,
-        "the oldest token's is",
-    ),
-    (
-        {"_perform": lambda self, instructions: RoCFilter._perform(self, list(reversed(instructions)))},
-        "steps_are_closed_in_order_with_groups_sent_before",
-        "not sent before it",
-    ),
-    ({"_perform": perform_no_empty_steps}, "equal_rewards_are_not_trained_and_count_towards_the_step", "no StepReady"),
-    ({"_take_up": forget_the_journal}, "killed_at_any_time_it_loses_nothing_and_doubles_nothing", "no StepReady"),
-    ({"_resend": lambda self, entered: None}, "a_restarted_learner_is_sent_what_it_has_not_trained", "due again"),
-    ({"answered": keep_the_epoch}, "a_restarted_learner_is_sent_what_it_has_not_trained", "new epoch"),
-    ({"answered": know_nothing_unfinished}, "unfinished_groups_are_told_with_what_they_lack", "the answer names 0"),
-    ({"_commit": ask_for_nothing_again}, "failed_rollouts_are_sampled_again_then_given_up", "no retry"),
-    ({"_trajectory": count_twice}, "a_trajectory_that_comes_twice_counts_once", "sample 3 is missing"),
-    ({"begun": trust_the_checker}, "answers_that_text_cannot_decide_are_judged_by_the_executor", "rewards by sample"),
-    ({"begun": never_wait}, "no_group_is_trained_beyond_the_staleness_budget", "after their oldest token"),
-    ({"begun": evaluate_too_early}, "an_evaluation_is_ready_when_every_rollout_is_judged", "too early"),
-]
+FILTERS: dict[str, list[tuple[Any, str]]] = {
+    "nothing_is_acknowledged_before_it_is_durable": [({"defer_ack": lambda self: lambda: None}, "did not hold yet")],
+    "a_complete_group_becomes_one_training_group": [
+        (
+            {"select": lambda self, group, rng: tuple(index for index, each in enumerate(group) if each.reward)},
+            "only rollouts with the reward 1",
+        ),
+        ({"select": lambda self, group, rng: (0, *RoCFilter.select(self, group, rng))}, "each position once"),
+        ({"select": lambda self, group, rng: ()}, "were not sent"),
+        ({"selection": look_at_no_classes}, "are due"),
+        (
+            {"_trajectory": lambda self, made: RoCFilter._trajectory(self, replace(made, oldest=made.newest))},
+            "the oldest token's is",
+        ),
+    ],
+    "the_same_groups_are_selected_alike": [({"select": select_by_chance}, "kept different rollouts")],
+    "steps_are_closed_in_order_with_groups_sent_before": [
+        (
+            {"_perform": lambda self, instructions: RoCFilter._perform(self, list(reversed(instructions)))},
+            "not sent before it",
+        )
+    ],
+    "equal_rewards_are_not_trained_and_count_towards_the_step": [
+        ({"_perform": perform_no_empty_steps}, "no StepReady")
+    ],
+    "killed_at_any_time_it_loses_nothing_and_doubles_nothing": [({"_take_up": forget_the_journal}, "no StepReady")],
+    "a_restarted_learner_is_sent_what_it_has_not_trained": [
+        ({"_resend": lambda self, entered: None}, "due again"),
+        ({"answered": keep_the_epoch}, "new epoch"),
+    ],
+    "unfinished_groups_are_told_with_what_they_lack": [({"answered": know_nothing_unfinished}, "the answer names 0")],
+    "failed_rollouts_are_sampled_again_then_given_up": [({"_commit": ask_for_nothing_again}, "no retry")],
+    "a_trajectory_that_comes_twice_counts_once": [({"_trajectory": count_twice}, "sample 3 is missing")],
+    "answers_that_text_cannot_decide_are_judged_by_the_executor": [({"begun": trust_the_checker}, "rewards by sample")],
+    "no_group_is_trained_beyond_the_staleness_budget": [({"begun": never_wait}, "after their oldest token")],
+    "an_evaluation_is_ready_when_every_rollout_is_judged": [({"begun": evaluate_too_early}, "too early")],
+}
 
 
 # Schedulers -----------------------------------------------------------------------------------------------------------
@@ -240,76 +249,59 @@ def without_the_last_sample(self: KVScheduler, asked: Any) -> list[Any]:
     return [] if isinstance(asked, Assign) and asked.request.sample == 3 else [asked]
 
 
-def never_retry(self: KVScheduler, message: Any) -> Any:
-    return replace(message, retries=()) if isinstance(message, GroupsProgress) else message
+def count_more(**more: int) -> dict[str, Any]:
+    """Take engines for nine times as large as they say."""
 
+    def heard(self: KVScheduler, message: Any) -> Any:
+        if not isinstance(message, EngineLoad):
+            return message
+        return replace(message, kv_tokens_total=9 * message.kv_tokens_total, **more)
 
-def count_more_cache(self: KVScheduler, message: Any) -> Any:
-    if not isinstance(message, EngineLoad):
-        return message
-    return replace(message, kv_tokens_total=9 * message.kv_tokens_total)
-
-
-def count_more_cache_and_rows(self: KVScheduler, message: Any) -> Any:
-    counted = count_more_cache(self, message)
-    return counted if counted is message else replace(counted, max_rollouts=99)
+    return {"heard": heard}
 
 
 def draw_by_chance(self: KVScheduler, stage: int, number: int, purpose: Any) -> Any:
     return KVScheduler.problem(self, stage, random.randrange(10**6), purpose)
 
 
-SCHEDULERS = [
-    ({"begun": spend(more=1)}, BUDGET, "may be"),
-    ({"begun": spend(more=-1)}, BUDGET, "only"),
-    ({"begun": open_more_than_the_stage}, "no_more_groups_are_opened_than_the_stage_trains", "for a step of 2"),
-    (
-        asking(lambda _, asked: [asked] * (1 + isinstance(asked, Assign))),
-        "each_sample_is_requested_exactly_once",
-        "more than once",
-    ),
-    (asking(without_the_last_sample), "each_sample_is_requested_exactly_once", "never requested"),
-    (
-        asking(lambda _, asked: [] if isinstance(asked, Unwanted) else [asked]),
-        "rollouts_of_dropped_groups_are_called_off",
-        "was told []",
-    ),
-    (
-        asking(request_before_it_is_recorded),
-        "a_group_is_recorded_before_its_rollouts_are_requested",
-        "before their group",
-    ),
-    (
-        asking(start_from_nothing),
-        "nothing_is_opened_before_the_filter_said_what_is_open",
-        "about the stages []",
-    ),
-    (
-        asking(start_from_nothing),
-        "a_restarted_scheduler_asks_for_what_is_missing_and_for_nothing_else",
-        "asked for []",
-    ),
-    ({"heard": never_retry}, "failed_rollouts_are_requested_again_once", "requested 0 times"),
-    ({"heard": count_more_cache_and_rows}, "no_engine_is_promised_more_than_it_has", "at once"),
-    ({"problem": draw_by_chance}, "what_a_group_is_about_follows_from_seed_and_number", "different"),
-    ({"begun": serve_any_engine}, "a_new_stage_starts_afresh", "no engine serves"),
-]
-
-
-@pytest.mark.parametrize(
-    ("actor", "policy", "said"),
-    [
-        (KVScheduler, "tests.actors.simulated_run:PlacesAtOnce", "rollouts at once in an engine of 2 rows"),
-        (KVScheduler, "worst_case", "which fit at their longest"),
-        (changed(KVScheduler, heard=count_more_cache), "sticky", "than the cache"),
+SCHEDULERS: dict[str, list[tuple[Any, str]]] = {
+    "groups_are_opened_within_the_staleness_budget_and_up_to_it": [
+        ({"begun": spend(more=1)}, "may be"),
+        ({"begun": spend(more=-1)}, "only"),
     ],
-)
-def test_a_policy_that_does_not_promise_what_is_likely_fails(
-    actor: Any, policy: str, said: str, tmp_path: Path
-) -> None:
-    promise = "test_no_engine_is_promised_more_than_it_has"
-    attributes = {"settings": {"policy": policy}, "promises": "likely"}
-    assert said in broken(SchedulerContract, actor, promise, tmp_path, **attributes)
+    "no_more_groups_are_opened_than_the_stage_trains": [({"begun": open_more_than_the_stage}, "for a step of 2")],
+    "each_sample_is_requested_exactly_once": [
+        (asking(lambda _, asked: [asked] * (1 + isinstance(asked, Assign))), "more than once"),
+        (asking(without_the_last_sample), "never requested"),
+    ],
+    "rollouts_of_dropped_groups_are_called_off": [
+        (asking(lambda _, asked: [] if isinstance(asked, Unwanted) else [asked]), "was told []")
+    ],
+    "a_group_is_recorded_before_its_rollouts_are_requested": [
+        (asking(request_before_it_is_recorded), "before their group")
+    ],
+    "nothing_is_opened_before_the_filter_said_what_is_open": [(asking(start_from_nothing), "about the stages []")],
+    "a_restarted_scheduler_asks_for_what_is_missing_and_for_nothing_else": [
+        (asking(start_from_nothing), "asked for []")
+    ],
+    "failed_rollouts_are_requested_again_once": [(deaf_to(GroupsProgress), "requested 0 times")],
+    "no_engine_is_promised_more_than_it_has": [(count_more(max_rollouts=99), "at once")],
+    "what_a_group_is_about_follows_from_seed_and_number": [({"problem": draw_by_chance}, "different")],
+    "a_new_stage_starts_afresh": [({"begun": serve_any_engine}, "no engine serves")],
+}
+
+
+class LikelyContract(SchedulerContract):
+    promises = "likely"
+
+
+LIKELY: dict[str, list[tuple[Any, str]]] = {
+    "no_engine_is_promised_more_than_it_has": [
+        ({"policy": lambda self: PlacesAtOnce()}, "rollouts at once in an engine of 2 rows"),
+        ({"policy": lambda self: WorstCase()}, "which fit at their longest"),
+        (count_more(), "than the cache"),
+    ]
+}
 
 
 # Generators -----------------------------------------------------------------------------------------------------------
@@ -327,26 +319,18 @@ def generator_with(**overrides: Any) -> type[RolloutGenerator]:
     return Other
 
 
-def appending(append: Any) -> type[RolloutGenerator]:
-    """A generator whose episodes append tokens in another way."""
+def appending(**changes: Any) -> type[RolloutGenerator]:
+    """A generator whose episodes append tokens with another mask, other log-probabilities or policies."""
+
+    def append(self: Any, tokens: Any, logprobs: Any, policies: Any, *, mask: int) -> None:
+        given = {"logprobs": logprobs, "policies": policies, "mask": mask}
+        Strand.append(self, tokens, **given | {name: change(given[name]) for name, change in changes.items()})
 
     def begin(self: Any, *given: Any, **options: Any) -> None:
         Episode.__init__(self, *given, **options)
         self.strands = [type("Broken", (Strand,), {"append": append})(0, self.strands[0].shared)]
 
     return generator_with(__init__=begin)
-
-
-def all_the_models(self: Any, tokens: Any, logprobs: Any, policies: Any, *, mask: int) -> None:
-    Strand.append(self, tokens, logprobs, policies, mask=1)
-
-
-def without_logprobs(self: Any, tokens: Any, logprobs: Any, policies: Any, *, mask: int) -> None:
-    Strand.append(self, tokens, np.zeros_like(logprobs), policies, mask=mask)
-
-
-def of_a_later_policy(self: Any, tokens: Any, logprobs: Any, policies: Any, *, mask: int) -> None:
-    Strand.append(self, tokens, logprobs, policies + 1, mask=mask)
 
 
 def without_tags(self: Any, **outcome: Any) -> Trajectory:
@@ -386,10 +370,6 @@ def make_by_chance(self: RolloutGenerator, request: Any) -> Episode:
     return RolloutGenerator.make_episode(self, replace(request, seed=random.randrange(2**62)))
 
 
-def hear_nobody_unwanted(self: Any, message: Any) -> Any:
-    return None if isinstance(message, GroupsUnwanted) else message
-
-
 def hear_no_later_policy(self: Any, message: Any) -> Any:
     return None if isinstance(message, PolicyPublished) and self._served.ready.is_set() else message
 
@@ -398,70 +378,62 @@ def hear_no_requests_at_first(self: Any, message: Any) -> Any:
     return message if self.context.incarnation == 1 or isinstance(message, PolicyPublished) else None
 
 
-ANSWERED = "each_request_is_answered_by_one_trajectory_and_acknowledged_with_it"
-WRITTEN = "every_token_says_who_wrote_it_and_how_likely_it_was"
-EXACT = "tokens_go_in_as_they_came_out"
-GENERATORS = [
-    ({"defer_ack": lambda self: lambda: None}, ANSWERED, "before its"),
-    ({"concurrency": 1}, ANSWERED, "waits for"),
-    (appending(all_the_models), WRITTEN, "loss mask"),
-    (appending(without_logprobs), WRITTEN, "log-prob"),
-    (appending(of_a_later_policy), WRITTEN, "policy"),
-    (generator_with(trajectory=without_tags), WRITTEN, "the response has"),
-    (generator_with(tokens_of=lambda self, strand: strand.tokens), EXACT, "continue the prompt"),
-    ({"begun": lambda self: vars(self._engine).update(release=lambda _: None)}, EXACT, "was not told"),
-    ({"make_episode": make_by_chance}, "the_same_request_gives_the_same_trajectory", "two different"),
-    ({"begun": make_one_call_at_a_time}, "calls_of_a_turn_run_at_once_and_come_back_in_order", "waits for the first"),
-    ({"chat_format": RaisingFormat}, "what_goes_wrong_in_a_call_is_told_to_the_model", "ValueError: not JSON"),
-    ({"_run": blame_the_model}, "infrastructure_that_fails_is_no_fault_of_the_model", "'finished'"),
-    ({"_rollout": sample_twice}, "a_rollout_asked_for_twice_is_sampled_once_and_answers_both", "2 trajectories of one"),
-    (
-        {"heard": hear_nobody_unwanted},
-        "rollouts_nobody_wants_are_cancelled_and_others_go_on",
-        "no Trajectory",
-    ),
-    (
-        {"heard": hear_no_later_policy},
-        "a_policy_published_in_flight_shows_on_every_later_token",
-        "waits for the rollout",
-    ),
-    (
-        {"begun": lambda self: self._served.ready.set()},
-        "nothing_is_sampled_before_a_policy_is_published",
-        "nobody published",
-    ),
-    (generator_with(budget_of=lambda self, strand: 10_000), "a_rollout_ends_at_its_limits", "1: 'finished'"),
-    (
-        {"heard": hear_no_requests_at_first},
-        "killed_in_the_middle_it_answers_every_request_after_its_restart",
-        "of the samples []",
-    ),
-]
+GENERATORS: dict[str, list[tuple[Any, str]]] = {
+    "each_request_is_answered_by_one_trajectory_and_acknowledged_with_it": [
+        ({"defer_ack": lambda self: lambda: None}, "before its"),
+        ({"concurrency": 1}, "waits for"),
+    ],
+    "every_token_says_who_wrote_it_and_how_likely_it_was": [
+        (appending(mask=lambda _: 1), "loss mask"),
+        (appending(logprobs=np.zeros_like), "log-prob"),
+        (appending(policies=lambda policies: policies + 1), "policy"),
+        (generator_with(trajectory=without_tags), "the response has"),
+    ],
+    "tokens_go_in_as_they_came_out": [
+        (generator_with(tokens_of=lambda self, strand: strand.tokens), "continue the prompt"),
+        ({"begun": lambda self: vars(self._engine).update(release=lambda _: None)}, "was not told"),
+    ],
+    "the_same_request_gives_the_same_trajectory": [({"make_episode": make_by_chance}, "two different")],
+    "calls_of_a_turn_run_at_once_and_come_back_in_order": [({"begun": make_one_call_at_a_time}, "waits for the first")],
+    "what_goes_wrong_in_a_call_is_told_to_the_model": [({"chat_format": RaisingFormat}, "ValueError: not JSON")],
+    "infrastructure_that_fails_is_no_fault_of_the_model": [({"_run": blame_the_model}, "'finished'")],
+    "a_rollout_asked_for_twice_is_sampled_once_and_answers_both": [
+        ({"_rollout": sample_twice}, "2 trajectories of one")
+    ],
+    "rollouts_nobody_wants_are_cancelled_and_others_go_on": [(deaf_to(GroupsUnwanted), "no Trajectory")],
+    "a_policy_published_in_flight_shows_on_every_later_token": [
+        ({"heard": hear_no_later_policy}, "waits for the rollout")
+    ],
+    "nothing_is_sampled_before_a_policy_is_published": [
+        ({"begun": lambda self: self._served.ready.set()}, "nobody published")
+    ],
+    "a_rollout_ends_at_its_limits": [(generator_with(budget_of=lambda self, strand: 10_000), "1: 'finished'")],
+    "killed_in_the_middle_it_answers_every_request_after_its_restart": [
+        ({"heard": hear_no_requests_at_first}, "of the samples []")
+    ],
+}
 
 
 # Executors ------------------------------------------------------------------------------------------------------------
 
 
-class Altering(ToolExecutor):
-    """Changes calls before they run, and their results."""
+def altering(call: Any = lambda call: call, result: Any = lambda result: result) -> dict[str, Any]:
+    """Change calls before they run, and their results."""
 
-    def call(self, call: ToolCall) -> ToolCall:
-        return call
+    async def execute(self: ToolExecutor, asked: ToolCall) -> ToolResult:
+        made: ToolResult = result(await ToolExecutor.execute(self, call(asked)))
+        return made
 
-    def result(self, result: ToolResult) -> ToolResult:
-        return result
-
-    async def execute(self, call: ToolCall) -> ToolResult:
-        return self.result(await super().execute(self.call(call)))
+    return {"execute": execute}
 
 
-def raise_on_unknown_tools(self: Altering, call: ToolCall) -> ToolCall:
+def raise_on_unknown_tools(call: ToolCall) -> ToolCall:
     if call.tool != PYTHON_TOOL:
         raise KeyError(call.tool)
     return call
 
 
-def raise_on_missing_arguments(self: Altering, call: ToolCall) -> ToolCall:
+def raise_on_missing_arguments(call: ToolCall) -> ToolCall:
     if call.tool == PYTHON_TOOL:
         assert len(call.arguments["code"])
     return call
@@ -478,31 +450,27 @@ def believe_everything(self: ToolExecutor, message: Any, answer: Any) -> Any:
 
 
 QUICK = {"settings": {"wall_seconds": 0.5, "cpu_seconds": 1.0}, "deadline_seconds": 0.2}
-RETURNED, OUTCOME = "calls_are_answered_with_what_the_tool_returned", "what_is_wrong_with_a_call_is_an_outcome"
-OVER = "an_endless_call_is_over_at_its_deadline_and_holds_up_nobody"
-EXECUTORS = [
-    (
-        changed(Altering, result=lambda self, result: replace(result, call="another")),
-        RETURNED,
-        "under the name another",
-    ),
-    (changed(Altering, result=lambda self, result: replace(result, stdout="42", value="")), RETURNED, "is not in"),
-    (changed(Altering, call=raise_on_unknown_tools), OUTCOME, "KeyError"),
-    (changed(Altering, call=raise_on_missing_arguments), OUTCOME, "KeyError"),
-    (HasNoDeadline, OVER, "still ran"),
-    ({"concurrency": 1}, OVER, "waited for an endless one"),
-    ({"answered": believe_everything}, "answers_are_judged_rightly", "was judged True"),
-    (
-        changed(Altering, call=lambda self, call: replace(call, state=b"")),
-        "a_tool_with_state_goes_on_from_the_snapshot_that_comes_with_the_call",
-        "does not go on",
-    ),
-    (
-        {"begun": lambda self: vars(self).update(_toolboxes={"arithmetic": {}})},
-        "it_runs_the_tools_of_the_environments",
-        "declared and unknown",
-    ),
-]
+EXECUTORS: dict[str, list[tuple[Any, str]]] = {
+    "calls_are_answered_with_what_the_tool_returned": [
+        (altering(result=lambda result: replace(result, call="another")), "under the name another"),
+        (altering(result=lambda result: replace(result, stdout="42", value="")), "is not in"),
+    ],
+    "what_is_wrong_with_a_call_is_an_outcome": [
+        (altering(call=raise_on_unknown_tools), "KeyError"),
+        (altering(call=raise_on_missing_arguments), "KeyError"),
+    ],
+    "an_endless_call_is_over_at_its_deadline_and_holds_up_nobody": [
+        (HasNoDeadline, "still ran"),
+        ({"concurrency": 1}, "waited for an endless one"),
+    ],
+    "answers_are_judged_rightly": [({"answered": believe_everything}, "was judged True")],
+    "a_tool_with_state_goes_on_from_the_snapshot_that_comes_with_the_call": [
+        (altering(call=lambda call: replace(call, state=b"")), "does not go on")
+    ],
+    "it_runs_the_tools_of_the_environments": [
+        ({"begun": lambda self: vars(self).update(_toolboxes={"arithmetic": {}})}, "declared and unknown")
+    ],
+}
 
 
 def test_an_executor_that_nothing_keeps_busy_skips_the_test_of_its_deadline_and_says_so(tmp_path: Path) -> None:
@@ -576,40 +544,26 @@ async def save_only_stages(self: Learner) -> None:
     await Learner.stop(self)
 
 
-LEARNERS = [
-    ({"_next_stage": skip_a_stage}, "the_recipe_is_walked_in_order_to_its_end", "in the order [0, 2, 3, 4]"),
-    (
-        {"_next_step": train_the_last_first},
-        "steps_are_trained_in_order_and_once_each",
-        "never said that it was finished",
-    ),
-    (
-        {"_publish": publish_once},
-        "policies_only_rise_and_their_weights_can_be_fetched",
-        "the last policy is of version 1",
-    ),
-    ({"_publish": forget_the_weights}, "policies_only_rise_and_their_weights_can_be_fetched", "there is no file"),
-    (
-        {"begun": learn(0.0)},
-        "policies_only_rise_and_their_weights_can_be_fetched",
-        "changed nothing",
-    ),
-    ({"_ask": do_not_wait}, "a_step_is_recorded_before_the_next_is_trained", "meanwhile"),
-    ({"begun": learn(-1.0)}, "what_was_rewarded_becomes_likelier", "after training"),
-    ({"_step": drift_in_empty_steps}, "an_empty_step_is_counted_and_changes_nothing", "changed the weights"),
-    ({"_checkpoint": save_nothing}, "checkpoints_load_as_models", "no checkpoint is left"),
-    ({"stop": save_only_stages}, "stopped_it_leaves_a_checkpoint_of_where_it_is", "it saved version"),
-    (
-        {"begun": lambda self: vars(self).update(_position=Position(0, 0, 0))},
-        "killed_it_goes_on_from_its_checkpoint_to_the_same_weights",
-        "it went on in stage 0",
-    ),
-    (
-        {"begun": lambda self: self._model.trainer.optimizer.reset()},
-        "killed_it_goes_on_from_its_checkpoint_to_the_same_weights",
-        "other weights",
-    ),
-]
+LEARNERS: dict[str, list[tuple[Any, str]]] = {
+    "the_recipe_is_walked_in_order_to_its_end": [({"_next_stage": skip_a_stage}, "in the order [0, 2, 3, 4]")],
+    "steps_are_trained_in_order_and_once_each": [
+        ({"_next_step": train_the_last_first}, "never said that it was finished")
+    ],
+    "policies_only_rise_and_their_weights_can_be_fetched": [
+        ({"_publish": publish_once}, "the last policy is of version 1"),
+        ({"_publish": forget_the_weights}, "there is no file"),
+        ({"begun": learn(0.0)}, "changed nothing"),
+    ],
+    "a_step_is_recorded_before_the_next_is_trained": [({"_ask": do_not_wait}, "meanwhile")],
+    "what_was_rewarded_becomes_likelier": [({"begun": learn(-1.0)}, "after training")],
+    "an_empty_step_is_counted_and_changes_nothing": [({"_step": drift_in_empty_steps}, "changed the weights")],
+    "checkpoints_load_as_models": [({"_checkpoint": save_nothing}, "no checkpoint is left")],
+    "stopped_it_leaves_a_checkpoint_of_where_it_is": [({"stop": save_only_stages}, "it saved version")],
+    "killed_it_goes_on_from_its_checkpoint_to_the_same_weights": [
+        ({"begun": lambda self: vars(self).update(_position=Position(0, 0, 0))}, "it went on in stage 0"),
+        ({"begun": lambda self: self._model.trainer.optimizer.reset()}, "other weights"),
+    ],
+}
 
 
 BROKEN = [
@@ -617,11 +571,13 @@ BROKEN = [
     for suite, role, actors in (
         (FilterContract, RoCFilter, FILTERS),
         (SchedulerContract, KVScheduler, SCHEDULERS),
+        (LikelyContract, KVScheduler, LIKELY),
         (GeneratorContract, RolloutGenerator, GENERATORS),
         (ExecutorContract, ToolExecutor, EXECUTORS),
         (LearnerContract, Learner, LEARNERS),
     )
-    for actor, promise, said in actors
+    for promise, broken_by in actors.items()
+    for actor, said in broken_by
 ]
 
 
