@@ -1,9 +1,10 @@
-"""How a test sees that an actor ends its run."""
+"""How a test sees that an actor ends its run, and how it runs an actor among the peers of its contract."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
@@ -20,3 +21,8 @@ def told_at_the_end() -> Iterator[list[str]]:
     if message is None:
         raise caught.value
     told.append(message)
+
+
+def bench_of(suite: type, actor: type, **attributes: Any) -> Any:
+    """The contract's suite of this actor, of which a test uses the peers."""
+    return type("Bench", (suite,), {"actor": actor, **attributes})()

@@ -2,7 +2,7 @@
 
 ::
 
-    async with simulated(folder, generators=2) as run:
+    async with simulated(folder) as run:
         run.vanish("rollout_generator.0")       # nobody hears it any more; it goes on by itself
         await run.steps(20)
 
@@ -13,7 +13,7 @@ the supervisors, but for the decision which hosts are lost. The first generator 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,9 +23,8 @@ from typing import Any
 import trio
 from trio.testing import MockClock
 
-from actors.base import Actor, ActorContext, ask
+from actors.base import Actor, ask
 from actors.engines.base import TurnRequest
-from actors.evaluator import Evaluator
 from actors.kv_scheduler import KVScheduler
 from actors.roc_filter import RoCFilter
 from actors.rollout_generator import RolloutGenerator
@@ -33,7 +32,7 @@ from agent_rl import messages
 from agent_rl.config.addresses import actor_nodes, supervisor_node
 from agent_rl.config.processes import Host
 from agent_rl.config.topology import Topology
-from agent_rl.figures import TrainingFigures
+from agent_rl.figures import SchedulerFigures, TrainingFigures
 from agent_rl.messages import (
     Judgement,
     JudgementReply,
@@ -47,9 +46,9 @@ from agent_rl.messages import (
     StepTrained,
     ToolCall,
     ToolResult,
-    TrainingGroup,
 )
 from agent_rl.rollout.episode import Episode
+from agent_rl.scheduling.policies.base import EngineFacts, Placement, PlacementPolicy, WaitingTurn
 from agent_rl_contract.base import RoleContract
 from agent_rl_contract.scripted import ScriptedEngine
 from agent_rl_contract.stage import Peer, Stage, running
@@ -116,62 +115,69 @@ class Generator(RolloutGenerator):
         )
 
 
-class Learner(Evaluator):
-    """Takes each step as trained after ``TRAIN_SECONDS``, and publishes the next version."""
+class Learner:
+    """A stand-in that takes each step as trained after ``TRAIN_SECONDS``, and publishes the next version."""
 
-    def __init__(self, context: ActorContext) -> None:
-        super().__init__(context)
+    def __init__(self, peer: Peer, steps: int) -> None:
         self.version = 0
-        self._evaluation = None
         self.finished = trio.Event()
-        self._ready: dict[int, StepReady] = {}
-        self._changed = trio.Event()
+        self._peer, self._steps = peer, steps
+        self._policy = peer.node.announce("policy", ["kv_scheduler.0", "rollout_generator.0", "rollout_generator.1"])
+        self._trained = trio.Event()
 
-    async def start(self) -> None:
-        """Enter the first stage, and train its steps."""
-        self.context.nursery.start_soon(self._walk)
-
-    async def handle(self, message: Any) -> None:
-        """Store the steps."""
-        match message:
-            case StepReady():
-                self._ready[message.version] = message
-                self._wake()
-            case TrainingGroup():
-                pass
-            case _:
-                await super().handle(message)
-
-    def _wake(self) -> None:
-        self._changed.set()
-        self._changed = trio.Event()
-
-    async def changed(self) -> None:
-        """Wait until a step is ready or trained."""
-        await self._changed.wait()
+    async def trained(self) -> None:
+        """Wait until another step is trained."""
+        await self._trained.wait()
 
     async def _ask(self, link: str, message: Any) -> Any:
-        return await ask(self.context.link(link), message, timeout=60.0)
+        return await ask(self._peer.call(link, "roc_filter.0"), message, timeout=60.0)
 
     def _publish(self, epoch: int, stage: int) -> None:
         policy = PolicyVersion(epoch, self.version)
-        self.context.link("policy").set(PolicyPublished(policy, f"file:///weights/{self.version}", stage, 0))
+        self._policy.set(PolicyPublished(policy, f"file:///weights/{self.version}", stage, 0))
 
-    async def _walk(self) -> None:
+    async def walk(self) -> None:
+        """Enter the first stage, train its steps, and leave it."""
         entered: StageRecorded = await self._ask("stages", StageEntered(0, 0, 0, restored=True))
-        (stage,) = self.context.topology.stages
-        while self.version < getattr(stage, "steps", 0):
+        while self.version < self._steps:
             self._publish(entered.epoch, 0)
-            while self.version not in self._ready:
-                await self.changed()
+            ready: StepReady = await self._peer.next(StepReady)
             await trio.sleep(TRAIN_SECONDS)
-            ready = self._ready.pop(self.version)
             await self._ask("steps", StepTrained(0, ready.version, ready.groups, TrainingFigures()))
             self.version += 1
-            self._wake()
+            self._trained.set()
+            self._trained = trio.Event()
         await self._ask("stages", StageEntered(1, self.version, self.version, restored=False))
         self._publish(entered.epoch, 1)
         self.finished.set()
+
+
+class PlacesAtOnce(PlacementPolicy):
+    """Places each rollout as soon as it waits, on the engines in turn: they run out of rows and of KV cache."""
+
+    def __init__(self) -> None:
+        self._engines: list[str] = []
+        self._waiting: list[str] = []
+
+    def engine_reported(self, facts: EngineFacts, now: float) -> None:
+        if facts.engine not in self._engines:
+            self._engines.append(facts.engine)
+
+    def engine_gone(self, engine: str, now: float) -> None:
+        self._engines = [other for other in self._engines if other != engine]
+
+    engine_draining = engine_gone
+
+    def turn_waits(self, turn: WaitingTurn, now: float) -> None:
+        self._waiting.append(turn.rollout)
+
+    def rollout_dropped(self, rollout: str, now: float) -> None:
+        self._waiting = [each for each in self._waiting if each != rollout]
+
+    def decide(self, now: float) -> Iterator[Placement]:
+        while self._engines and self._waiting:
+            self._engines.append(self._engines.pop(0))
+            yield Placement(self._waiting.pop(0), self._engines[-1])
 
 
 class Whole(RoleContract):
@@ -210,6 +216,8 @@ class _Process:
 class SimulatedRun:
     """The actors of a run, by name, and what may happen to them."""
 
+    learner: Learner
+
     def __init__(
         self, topology: Topology, folder: Path, nursery: trio.Nursery, classes: Mapping[str, type[Actor]]
     ) -> None:
@@ -223,12 +231,6 @@ class SimulatedRun:
 
     def __getitem__(self, name: str) -> Any:
         return self._processes[name].actor
-
-    @property
-    def learner(self) -> Learner:
-        """The learner, which knows how far the run is."""
-        learner: Learner = self["learner.0"]
-        return learner
 
     async def stand_in(self, name: str) -> Peer:
         """Start a stand-in that answers tool calls at once."""
@@ -255,28 +257,27 @@ class SimulatedRun:
                 await process.stop.wait()
         process.ended.set()
 
-    def vanish(self, name: str) -> None:
-        """Nobody hears the actor any more, nor does it hear anybody."""
-        self.network.cut.add(name)
+    def vanish(self, *names: str) -> None:
+        """Nobody hears these any more, nor do they hear anybody."""
+        self.network.cut.update(names)
 
-    def back(self, name: str) -> None:
-        """The actor is heard again."""
-        self.network.cut.discard(name)
-
-    def host_vanishes(self) -> None:
-        """The host ``far`` has lost its power or its network: neither its supervisor nor its actors are heard."""
-        self.network.cut.update(self._of_far)
-
-    def host_back(self) -> None:
-        """The network of the host ``far`` has healed."""
-        self.network.cut.difference_update(self._of_far)
+    def back(self, *names: str) -> None:
+        """These are heard again."""
+        self.network.cut.difference_update(names)
 
     @property
-    def _of_far(self) -> list[str]:
+    def of_far(self) -> list[str]:
+        """All that vanishes with the host ``far``, when it has lost its power or its network."""
         return [supervisor_node(FAR), *(name for name, _ in actor_nodes(self.topology, FAR))]
 
+    @property
+    def scheduled(self) -> SchedulerFigures:
+        """The figures of the scheduler."""
+        figures: SchedulerFigures = self["kv_scheduler.0"].status()[1].scheduler
+        return figures
+
     async def supervise(self) -> None:
-        """Start what supervisors do for `host_vanishes`: they hear each other, and tell the actors of lost hosts."""
+        """Start what supervisors do for lost hosts: they hear each other, and tell the actors of those."""
         limits = Limits(lost_after=self.topology.run.host_lost_after_seconds)
 
         def on_event(event: LinkEvent) -> None:
@@ -313,59 +314,49 @@ class SimulatedRun:
     async def steps(self, version: int) -> None:
         """Wait until so many steps are trained."""
         while self.learner.version < version:
-            await self.learner.changed()
+            await self.learner.trained()
 
 
 @asynccontextmanager
 async def simulated(
-    folder: Path,
-    *,
-    generators: int = 2,
-    executors: int = 1,
-    turns: int = 1,
-    steps: int = 20,
-    present: int | None = None,
-    scheduler: type[Actor] = KVScheduler,
-    **run: Any,
+    folder: Path, *, executors: int = 1, turns: int = 1, steps: int = 20, **run: Any
 ) -> AsyncIterator[SimulatedRun]:
-    """A run that has begun. ``present``: how many of the ``generators`` are started; None: all. ``run``: its table."""
+    """A run of two generators that has begun. ``run``: its table."""
     topology = Whole().topology(
         folder,
-        replicas=generators,
+        replicas=2,
         run={"name": "simulated", "directory": folder, **run},
         stages=[{"kind": "rl", "steps": steps, "max_response_tokens": 9000, "max_turns": 99}],
         algorithm={"groups_per_step": 4, "samples": 4, "max_staleness": 2},
     )
     entry = topology.actors["tool_executor"].model_copy(update={"replicas": executors})
-    placed = {"host": None, "hosts": (FAR, *[NEAR] * (generators - 1))}
+    placed = {"host": None, "hosts": (FAR, NEAR)}
     spread = topology.actors["rollout_generator"].model_copy(update=placed)
     actors = {**topology.actors, "tool_executor": entry, "rollout_generator": spread}
     topology = topology.model_copy(update={"hosts": {NEAR: Host(), FAR: Host()}, "actors": actors})
     classes = {
-        "kv_scheduler": scheduler,
+        "kv_scheduler": KVScheduler,
         "roc_filter": RoCFilter,
         "rollout_generator": type("Generator", (Generator,), {"turns": turns}),
-        "learner": Learner,
     }
     async with trio.open_nursery() as nursery:
         made = SimulatedRun(topology, folder, nursery, classes)
         for name in [supervisor_node(NEAR), *(f"tool_executor.{number}" for number in range(executors))]:
             await made.stand_in(name)
-        for name in ("roc_filter.0", "kv_scheduler.0"):
+        for name in ("roc_filter.0", "kv_scheduler.0", "rollout_generator.0", "rollout_generator.1"):
             await made.start(name)
-        for number in range(generators if present is None else present):
-            await made.start(f"rollout_generator.{number}")
-        await made.start("learner.0")
+        made.learner = Learner(await made.stand_in("learner.0"), steps)
+        nursery.start_soon(made.learner.walk)
         await made.supervise()
         yield made
         nursery.cancel_scope.cancel()
 
 
-def in_virtual_time(main: Any, *, seconds: float = 3600.0) -> Any:
-    """Run ``main`` in virtual time. Raises TooSlowError when it takes longer than ``seconds`` of that time."""
+def in_virtual_time(main: Any) -> Any:
+    """Run ``main`` in virtual time. Raises TooSlowError when it takes longer than an hour of that time."""
 
     async def bounded() -> Any:
-        with trio.fail_after(seconds):
+        with trio.fail_after(3600.0):
             return await main()
 
     return trio.run(bounded, clock=MockClock(autojump_threshold=0))

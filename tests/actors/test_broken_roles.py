@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,7 @@ from agent_rl.environments.python_tools import PYTHON_TOOL
 from agent_rl.groups.instructions import Closed
 from agent_rl.learning.trainer import Position
 from agent_rl.messages import (
+    EngineLoad,
     GroupsProgress,
     GroupsUnfinished,
     GroupsUnwanted,
@@ -30,6 +32,7 @@ from agent_rl.messages import (
     JudgementWanted,
     PolicyPublished,
     PolicyVersion,
+    StageEntered,
     StageRecorded,
     StepTrained,
     TagCounts,
@@ -41,7 +44,7 @@ from agent_rl.messages import (
 from agent_rl.rollout.episode import Episode, Strand
 from agent_rl.rollout.prompts import ChatFormat
 from agent_rl.scheduling.instructions import AskUnfinished, Assign, OpenGroup, Unwanted
-from agent_rl.scheduling.policies.base import EngineFacts, Placement, PlacementPolicy, WaitingTurn
+from agent_rl.scheduling.policies.worst_case import WorstCase
 from agent_rl_contract import (
     ExecutorContract,
     FilterContract,
@@ -50,81 +53,87 @@ from agent_rl_contract import (
     RoleContract,
     SchedulerContract,
 )
+from tests.actors.ends import bench_of
+from tests.actors.simulated_run import PlacesAtOnce
 
 
 def broken(suite: type[RoleContract], actor: Any, promise: str, folder: Path, **attributes: Any) -> str:
     """Run the test of one promise on an actor that breaks it; what the test says."""
-    subject = type("Broken", (suite,), {"actor": actor, **attributes})()
     with pytest.raises(AssertionError) as failure:
-        getattr(subject, promise)(folder)
+        getattr(bench_of(suite, actor, **attributes), promise)(folder)
     return str(failure.value)
 
 
+class Breaking:
+    """What a role does wrong once it has begun, with a message that it hears, or with its answer."""
+
+    def begun(self) -> None:
+        """Nothing."""
+
+    def heard(self, message: Any) -> Any:
+        """The message that the role is to handle, or None."""
+        return message
+
+    def answered(self, message: Any, answer: Any) -> Any:
+        return answer
+
+    async def start(self) -> None:
+        await super().start()  # type: ignore[misc]
+        self.begun()
+
+    async def handle(self, message: Any) -> Any:
+        heard = self.heard(message)
+        return None if heard is None else self.answered(heard, await super().handle(heard))  # type: ignore[misc]
+
+
 def changed(role: type, **attributes: Any) -> type:
-    """The role with other methods or attributes."""
-    return type("Changed", (role,), attributes)
+    """The role with other methods or attributes, among them those of `Breaking`."""
+    return type("Changed", (Breaking, role), attributes)
+
+
+def deaf_to(*kinds: type) -> dict[str, Any]:
+    return {"heard": lambda self, message: None if isinstance(message, kinds) else message}
 
 
 # Filters --------------------------------------------------------------------------------------------------------------
 
 
-class ForgetsItsJournal(RoCFilter):
-    def _take_up(self, entered: Any) -> bool:
-        fresh = self._book.entered is None
-        self._perform(self._book.enter(entered, next_version=entered.version))
-        return fresh
+def forget_the_journal(self: RoCFilter, entered: Any) -> bool:
+    fresh = self._book.entered is None
+    self._perform(self._book.enter(entered, next_version=entered.version))
+    return fresh
 
 
-class KeepsTheEpoch(RoCFilter):
-    def _enter(self, entered: Any) -> StageRecorded:
-        super()._enter(entered)
-        return StageRecorded(1)
+def ask_for_nothing_again(self: RoCFilter, **flush: bool) -> None:
+    RoCFilter._commit(self, **flush)
+    self.context.link("progress").set(replace(self._book.progress(), retries=()))
 
 
-class KnowsNothingUnfinished(RoCFilter):
-    async def handle(self, message: Any) -> Any:
-        answer = await super().handle(message)
-        return replace(answer, groups=()) if isinstance(message, UnfinishedGroups) else answer
+def count_twice(self: RoCFilter, trajectory: Any) -> None:
+    group = self._book._groups.get(trajectory.group)
+    if group is not None and not self._book.wants(trajectory):
+        free = next(position for position, sample in enumerate(group.samples) if sample.judgement is None)
+        trajectory = replace(trajectory, sample=free)
+    RoCFilter._trajectory(self, trajectory)
 
 
-class AsksForNothingAgain(RoCFilter):
-    def _commit(self, **flush: bool) -> None:
-        super()._commit(**flush)
-        self.context.link("progress").set(replace(self._book.progress(), retries=()))
-
-
-class CountsTwice(RoCFilter):
-    def _trajectory(self, trajectory: Any) -> None:
-        group = self._book._groups.get(trajectory.group)
-        if group is not None and not self._book.wants(trajectory):
-            free = next(position for position, sample in enumerate(group.samples) if sample.judgement is None)
-            trajectory = replace(trajectory, sample=free)
-        super()._trajectory(trajectory)
-
-
-class TrustsTheChecker(RoCFilter):
-    async def start(self) -> None:
-        await super().start()
-        self._judging.reply = self._believed  # type: ignore[method-assign]
-
-    async def _believed(self, wanted: Any) -> JudgementReply:
+def trust_the_checker(self: RoCFilter) -> None:
+    async def believed(wanted: Any) -> JudgementReply:
         made = wanted.trajectory
         message = JudgementWanted(made.rollout, wanted.problem, made.transcript)
         reply: JudgementReply = await self.context.link("checks")(message)
         return replace(reply, judgement=reply.judgement or Judgement(0.0, success=False))
 
-
-class NeverWaits(RoCFilter):
-    async def start(self) -> None:
-        await super().start()
-        of = self._book.algorithm_of
-        self._book.algorithm_of = lambda stage: of(stage).model_copy(update={"on_stale": "train_corrected"})
+    self._judging.reply = believed  # type: ignore[method-assign]
 
 
-class EvaluatesTooEarly(RoCFilter):
-    async def start(self) -> None:
-        await super().start()
-        self._book.stages = [*self._book.stages[:1], self._book.stages[1].model_copy(update={"problems": 1})]
+def never_wait(self: RoCFilter) -> None:
+    of = self._book.algorithm_of
+    self._book.algorithm_of = lambda stage: of(stage).model_copy(update={"on_stale": "train_corrected"})
+
+
+def evaluate_too_early(self: RoCFilter) -> None:
+    self._book.stages = [*self._book.stages[:1], self._book.stages[1].model_copy(update={"problems": 1})]
 
 
 def select_by_chance(self: RoCFilter, group: Any, rng: Any) -> Any:
@@ -139,195 +148,160 @@ def perform_no_empty_steps(self: RoCFilter, instructions: Any) -> None:
     RoCFilter._perform(self, [i for i in instructions if not isinstance(i, Closed) or i.step.trained])
 
 
-COMPLETE = "a_complete_group_becomes_one_training_group"
-BUDGET = "groups_are_opened_within_the_staleness_budget_and_up_to_it"
-FILTERS = [
-    ({"defer_ack": lambda self: lambda: None}, "nothing_is_acknowledged_before_it_is_durable", "did not hold yet"),
-    (
-        {"select": lambda self, group, rng: tuple(index for index, each in enumerate(group) if each.reward)},
-        COMPLETE,
-        "only rollouts with the reward 1",
-    ),
-    ({"select": lambda self, group, rng: (0, *RoCFilter.select(self, group, rng))}, COMPLETE, "each position once"),
-    ({"select": lambda self, group, rng: ()}, COMPLETE, "were not sent"),
-    ({"select": select_by_chance}, "the_same_groups_are_selected_alike", "kept different rollouts"),
-    ({"selection": look_at_no_classes}, COMPLETE, "are due"),
-    (
-        {"_trajectory": lambda self, made: RoCFilter._trajectory(self, replace(made, oldest=made.newest))},
-        COMPLETE,
-        "the oldest token's is",
-    ),
-    (
-        {"_perform": lambda self, instructions: RoCFilter._perform(self, list(reversed(instructions)))},
-        "steps_are_closed_in_order_with_groups_sent_before",
-        "not sent before it",
-    ),
-    ({"_perform": perform_no_empty_steps}, "equal_rewards_are_not_trained_and_count_towards_the_step", "no StepReady"),
-    (ForgetsItsJournal, "killed_at_any_time_it_loses_nothing_and_doubles_nothing", "no StepReady"),
-    ({"_resend": lambda self, entered: None}, "a_restarted_learner_is_sent_what_it_has_not_trained", "due again"),
-    (KeepsTheEpoch, "a_restarted_learner_is_sent_what_it_has_not_trained", "new epoch"),
-    (KnowsNothingUnfinished, "unfinished_groups_are_told_with_what_they_lack", "the answer names 0"),
-    (AsksForNothingAgain, "failed_rollouts_are_sampled_again_then_given_up", "no retry"),
-    (CountsTwice, "a_trajectory_that_comes_twice_counts_once", "sample 3 is missing"),
-    (TrustsTheChecker, "answers_that_text_cannot_decide_are_judged_by_the_executor", "rewards by sample"),
-    (NeverWaits, "no_group_is_trained_beyond_the_staleness_budget", "after their oldest token"),
-    (EvaluatesTooEarly, "an_evaluation_is_ready_when_every_rollout_is_judged", "too early"),
-]
+def keep_the_epoch(self: RoCFilter, message: Any, answer: Any) -> Any:
+    return StageRecorded(1) if isinstance(message, StageEntered) else answer
+
+
+def know_nothing_unfinished(self: RoCFilter, message: Any, answer: Any) -> Any:
+    return replace(answer, groups=()) if isinstance(message, UnfinishedGroups) else answer
+
+
+FILTERS: dict[str, list[tuple[Any, str]]] = {
+    "nothing_is_acknowledged_before_it_is_durable": [({"defer_ack": lambda self: lambda: None}, "did not hold yet")],
+    "a_complete_group_becomes_one_training_group": [
+        (
+            {"select": lambda self, group, rng: tuple(index for index, each in enumerate(group) if each.reward)},
+            "only rollouts with the reward 1",
+        ),
+        ({"select": lambda self, group, rng: (0, *RoCFilter.select(self, group, rng))}, "each position once"),
+        ({"select": lambda self, group, rng: ()}, "were not sent"),
+        ({"selection": look_at_no_classes}, "are due"),
+        (
+            {"_trajectory": lambda self, made: RoCFilter._trajectory(self, replace(made, oldest=made.newest))},
+            "the oldest token's is",
+        ),
+    ],
+    "the_same_groups_are_selected_alike": [({"select": select_by_chance}, "kept different rollouts")],
+    "steps_are_closed_in_order_with_groups_sent_before": [
+        (
+            {"_perform": lambda self, instructions: RoCFilter._perform(self, list(reversed(instructions)))},
+            "not sent before it",
+        )
+    ],
+    "equal_rewards_are_not_trained_and_count_towards_the_step": [
+        ({"_perform": perform_no_empty_steps}, "no StepReady")
+    ],
+    "killed_at_any_time_it_loses_nothing_and_doubles_nothing": [({"_take_up": forget_the_journal}, "no StepReady")],
+    "a_restarted_learner_is_sent_what_it_has_not_trained": [
+        ({"_resend": lambda self, entered: None}, "due again"),
+        ({"answered": keep_the_epoch}, "new epoch"),
+    ],
+    "unfinished_groups_are_told_with_what_they_lack": [({"answered": know_nothing_unfinished}, "the answer names 0")],
+    "failed_rollouts_are_sampled_again_then_given_up": [({"_commit": ask_for_nothing_again}, "no retry")],
+    "a_trajectory_that_comes_twice_counts_once": [({"_trajectory": count_twice}, "sample 3 is missing")],
+    "answers_that_text_cannot_decide_are_judged_by_the_executor": [({"begun": trust_the_checker}, "rewards by sample")],
+    "no_group_is_trained_beyond_the_staleness_budget": [({"begun": never_wait}, "after their oldest token")],
+    "an_evaluation_is_ready_when_every_rollout_is_judged": [({"begun": evaluate_too_early}, "too early")],
+}
 
 
 # Schedulers -----------------------------------------------------------------------------------------------------------
 
 
-class Overspends(KVScheduler):
-    more = 1
+def spend(more: int) -> Any:
+    """Open as many steps more than the budget allows."""
 
-    async def start(self) -> None:
-        await super().start()
+    def begun(self: KVScheduler) -> None:
         opening = self._scheduler._opening
         opening._algorithms = [
-            each.model_copy(update={"max_staleness": each.max_staleness + self.more}) for each in opening._algorithms
+            each.model_copy(update={"max_staleness": each.max_staleness + more}) for each in opening._algorithms
         ]
 
-
-class OpensMoreThanTheStage(KVScheduler):
-    async def start(self) -> None:
-        await super().start()
-        opening, longer = self._scheduler._opening, {"steps": 9}
-        opening._stages = [each.model_copy(update=longer) if each.kind == "rl" else each for each in opening._stages]
+    return begun
 
 
-class Asks(KVScheduler):
-    """Does something to each instruction before it is performed."""
-
-    def changed(self, instruction: Any) -> list[Any]:
-        return [instruction]
-
-    def _do(self, instructions: Any) -> None:
-        super()._do([each for instruction in instructions for each in self.changed(instruction)])
+def open_more_than_the_stage(self: KVScheduler) -> None:
+    opening, longer = self._scheduler._opening, {"steps": 9}
+    opening._stages = [each.model_copy(update=longer) if each.kind == "rl" else each for each in opening._stages]
 
 
-class RequestsBeforeItIsRecorded(Asks):
-    def changed(self, instruction: Any) -> list[Any]:
-        if isinstance(instruction, OpenGroup):
-            return [instruction, *self._scheduler.group_recorded(instruction.opened.group)]
-        return [instruction]
+def serve_any_engine(self: KVScheduler) -> None:
+    members = self._scheduler._members
+    look = members._look
+
+    def any_will_do(engine: Any) -> None:
+        members._oldest = PolicyVersion(engine.load.policy.epoch, 0)
+        look(engine)
+
+    members._look = any_will_do  # type: ignore[method-assign]
 
 
-class StartsFromNothing(Asks):
-    def changed(self, instruction: Any) -> list[Any]:
-        if isinstance(instruction, AskUnfinished):
-            return self._scheduler.unfinished(GroupsUnfinished(instruction.stage, 0, ()))
-        return [instruction]
+def asking(change: Callable[[KVScheduler, Any], list[Any]]) -> dict[str, Any]:
+    """``change`` does something to each instruction before it is performed."""
+
+    def do(self: KVScheduler, instructions: Any) -> None:
+        KVScheduler._do(self, [each for instruction in instructions for each in change(self, instruction)])
+
+    return {"_do": do}
 
 
-class NeverRetries(KVScheduler):
-    async def handle(self, message: Any) -> None:
-        await super().handle(replace(message, retries=()) if isinstance(message, GroupsProgress) else message)
+def request_before_it_is_recorded(self: KVScheduler, asked: Any) -> list[Any]:
+    return [asked, *(self._scheduler.group_recorded(asked.opened.group) if isinstance(asked, OpenGroup) else ())]
 
 
-class CountsMoreCache(KVScheduler):
-    max_rollouts: int | None = None
-
-    async def handle(self, message: Any) -> None:
-        if hasattr(message, "kv_tokens_total"):
-            rollouts = self.max_rollouts or message.max_rollouts
-            message = replace(message, kv_tokens_total=9 * message.kv_tokens_total, max_rollouts=rollouts)
-        await super().handle(message)
+def start_from_nothing(self: KVScheduler, asked: Any) -> list[Any]:
+    if isinstance(asked, AskUnfinished):
+        return self._scheduler.unfinished(GroupsUnfinished(asked.stage, 0, ()))
+    return [asked]
 
 
-class PlacesAtOnce(PlacementPolicy):
-    """Places each rollout as soon as it waits, on the engines in turn."""
-
-    def __init__(self) -> None:
-        self._engines: list[str] = []
-        self._waiting: list[str] = []
-
-    def engine_reported(self, facts: EngineFacts, now: float) -> None:
-        if facts.engine not in self._engines:
-            self._engines.append(facts.engine)
-
-    def engine_gone(self, engine: str, now: float) -> None:
-        self._engines.remove(engine)
-
-    engine_draining = engine_gone
-
-    def turn_waits(self, turn: WaitingTurn, now: float) -> None:
-        self._waiting.append(turn.rollout)
-
-    def rollout_dropped(self, rollout: str, now: float) -> None:
-        self._waiting = [each for each in self._waiting if each != rollout]
-
-    def turn_placed(self, rollout: str, engine: str, now: float) -> None:
-        self.rollout_dropped(rollout, now)
-
-    def decide(self, now: float) -> list[Placement]:
-        if not self._engines:
-            return []
-        waiting, self._waiting = self._waiting, []
-        self._engines.append(self._engines.pop(0))
-        return [Placement(each, self._engines[at % len(self._engines)]) for at, each in enumerate(waiting)]
+def without_the_last_sample(self: KVScheduler, asked: Any) -> list[Any]:
+    return [] if isinstance(asked, Assign) and asked.request.sample == 3 else [asked]
 
 
-class ServesAnyEngine(KVScheduler):
-    async def start(self) -> None:
-        await super().start()
-        members = self._scheduler._members
-        look = members._look
+def count_more(**more: int) -> dict[str, Any]:
+    """Take engines for nine times as large as they say."""
 
-        def any_will_do(engine: Any) -> None:
-            members._oldest = PolicyVersion(engine.load.policy.epoch, 0)
-            look(engine)
+    def heard(self: KVScheduler, message: Any) -> Any:
+        if not isinstance(message, EngineLoad):
+            return message
+        return replace(message, kv_tokens_total=9 * message.kv_tokens_total, **more)
 
-        members._look = any_will_do  # type: ignore[method-assign]
+    return {"heard": heard}
 
 
 def draw_by_chance(self: KVScheduler, stage: int, number: int, purpose: Any) -> Any:
     return KVScheduler.problem(self, stage, random.randrange(10**6), purpose)
 
 
-def without_the_last_sample(self: Asks, asked: Any) -> list[Any]:
-    return [] if isinstance(asked, Assign) and asked.request.sample == 3 else [asked]
-
-
-SCHEDULERS = [
-    (Overspends, BUDGET, "may be"),
-    (changed(Overspends, more=-1), BUDGET, "only"),
-    (OpensMoreThanTheStage, "no_more_groups_are_opened_than_the_stage_trains", "for a step of 2"),
-    (
-        changed(Asks, changed=lambda self, asked: [asked] * (1 + isinstance(asked, Assign))),
-        "each_sample_is_requested_exactly_once",
-        "more than once",
-    ),
-    (changed(Asks, changed=without_the_last_sample), "each_sample_is_requested_exactly_once", "never requested"),
-    (
-        changed(Asks, changed=lambda self, asked: [] if isinstance(asked, Unwanted) else [asked]),
-        "rollouts_of_dropped_groups_are_called_off",
-        "was told []",
-    ),
-    (RequestsBeforeItIsRecorded, "a_group_is_recorded_before_its_rollouts_are_requested", "before their group"),
-    (StartsFromNothing, "nothing_is_opened_before_the_filter_said_what_is_open", "about the stages []"),
-    (StartsFromNothing, "a_restarted_scheduler_asks_for_what_is_missing_and_for_nothing_else", "asked for []"),
-    (NeverRetries, "failed_rollouts_are_requested_again_once", "requested 0 times"),
-    (changed(CountsMoreCache, max_rollouts=99), "no_engine_is_promised_more_than_it_has", "at once"),
-    ({"problem": draw_by_chance}, "what_a_group_is_about_follows_from_seed_and_number", "different"),
-    (ServesAnyEngine, "a_new_stage_starts_afresh", "no engine serves"),
-]
-
-
-@pytest.mark.parametrize(
-    ("actor", "policy", "said"),
-    [
-        (KVScheduler, f"{__name__}:PlacesAtOnce", "rollouts at once in an engine of 2 rows"),
-        (KVScheduler, "worst_case", "which fit at their longest"),
-        (CountsMoreCache, "sticky", "than the cache"),
+SCHEDULERS: dict[str, list[tuple[Any, str]]] = {
+    "groups_are_opened_within_the_staleness_budget_and_up_to_it": [
+        ({"begun": spend(more=1)}, "may be"),
+        ({"begun": spend(more=-1)}, "only"),
     ],
-)
-def test_a_policy_that_does_not_promise_what_is_likely_fails(
-    actor: Any, policy: str, said: str, tmp_path: Path
-) -> None:
-    promise = "test_no_engine_is_promised_more_than_it_has"
-    attributes = {"settings": {"policy": policy}, "promises": "likely"}
-    assert said in broken(SchedulerContract, actor, promise, tmp_path, **attributes)
+    "no_more_groups_are_opened_than_the_stage_trains": [({"begun": open_more_than_the_stage}, "for a step of 2")],
+    "each_sample_is_requested_exactly_once": [
+        (asking(lambda _, asked: [asked] * (1 + isinstance(asked, Assign))), "more than once"),
+        (asking(without_the_last_sample), "never requested"),
+    ],
+    "rollouts_of_dropped_groups_are_called_off": [
+        (asking(lambda _, asked: [] if isinstance(asked, Unwanted) else [asked]), "was told []")
+    ],
+    "a_group_is_recorded_before_its_rollouts_are_requested": [
+        (asking(request_before_it_is_recorded), "before their group")
+    ],
+    "nothing_is_opened_before_the_filter_said_what_is_open": [(asking(start_from_nothing), "about the stages []")],
+    "a_restarted_scheduler_asks_for_what_is_missing_and_for_nothing_else": [
+        (asking(start_from_nothing), "asked for []")
+    ],
+    "failed_rollouts_are_requested_again_once": [(deaf_to(GroupsProgress), "requested 0 times")],
+    "no_engine_is_promised_more_than_it_has": [(count_more(max_rollouts=99), "at once")],
+    "what_a_group_is_about_follows_from_seed_and_number": [({"problem": draw_by_chance}, "different")],
+    "a_new_stage_starts_afresh": [({"begun": serve_any_engine}, "no engine serves")],
+}
+
+
+class LikelyContract(SchedulerContract):
+    promises = "likely"
+
+
+LIKELY: dict[str, list[tuple[Any, str]]] = {
+    "no_engine_is_promised_more_than_it_has": [
+        ({"policy": lambda self: PlacesAtOnce()}, "rollouts at once in an engine of 2 rows"),
+        ({"policy": lambda self: WorstCase()}, "which fit at their longest"),
+        (count_more(), "than the cache"),
+    ]
+}
 
 
 # Generators -----------------------------------------------------------------------------------------------------------
@@ -345,81 +319,43 @@ def generator_with(**overrides: Any) -> type[RolloutGenerator]:
     return Other
 
 
-def appending(append: Any) -> type[RolloutGenerator]:
-    """A generator whose episodes append tokens in another way."""
+def appending(**changes: Any) -> type[RolloutGenerator]:
+    """A generator whose episodes append tokens with another mask, other log-probabilities or policies."""
 
-    class Broken(Strand):
-        pass
-
-    Broken.append = append  # type: ignore[method-assign]
+    def append(self: Any, tokens: Any, logprobs: Any, policies: Any, *, mask: int) -> None:
+        given = {"logprobs": logprobs, "policies": policies, "mask": mask}
+        Strand.append(self, tokens, **given | {name: change(given[name]) for name, change in changes.items()})
 
     def begin(self: Any, *given: Any, **options: Any) -> None:
         Episode.__init__(self, *given, **options)
-        self.strands = [Broken(0, self.strands[0].shared)]
+        self.strands = [type("Broken", (Strand,), {"append": append})(0, self.strands[0].shared)]
 
     return generator_with(__init__=begin)
-
-
-def all_the_models(self: Any, tokens: Any, logprobs: Any, policies: Any, *, mask: int) -> None:
-    Strand.append(self, tokens, logprobs, policies, mask=1)
-
-
-def without_logprobs(self: Any, tokens: Any, logprobs: Any, policies: Any, *, mask: int) -> None:
-    Strand.append(self, tokens, np.zeros_like(logprobs), policies, mask=mask)
-
-
-def of_a_later_policy(self: Any, tokens: Any, logprobs: Any, policies: Any, *, mask: int) -> None:
-    Strand.append(self, tokens, logprobs, policies + 1, mask=mask)
 
 
 def without_tags(self: Any, **outcome: Any) -> Trajectory:
     return replace(Episode.trajectory(self, **outcome), tags=TagCounts())
 
 
-class SamplesTwice(RolloutGenerator):
-    async def _rollout(self, request: Any) -> None:
-        again = request.rollout in self._running
-        await super()._rollout(replace(request, rollout=f"{request.rollout}-again") if again else request)
+async def sample_twice(self: RolloutGenerator, request: Any) -> None:
+    again = request.rollout in self._running
+    await RolloutGenerator._rollout(self, replace(request, rollout=f"{request.rollout}-again") if again else request)
 
 
-class HardOfHearing(RolloutGenerator):
-    def hears(self, message: Any) -> bool:
-        return True
-
-    async def handle(self, message: Any) -> None:
-        if self.hears(message):
-            await super().handle(message)
-
-
-class BlamesTheModel(RolloutGenerator):
-    async def _run(self, running: Any, episode: Episode, started: float) -> bool:
-        try:
-            return await super()._run(running, episode, started)
-        except ToolsUnavailableError:
-            episode.ended = "finished"
-        return True
+async def blame_the_model(self: RolloutGenerator, running: Any, episode: Episode, started: float) -> bool:
+    try:
+        return await RolloutGenerator._run(self, running, episode, started)
+    except ToolsUnavailableError:
+        episode.ended = "finished"
+    return True
 
 
-class StartsWithoutAPolicy(RolloutGenerator):
-    async def start(self) -> None:
-        await super().start()
-        self._served.ready.set()
-
-
-class OneCallAtATime(RolloutGenerator):
-    async def start(self) -> None:
-        await super().start()
-        self._loop.answer = self._in_turn  # type: ignore[method-assign]
-
-    async def _in_turn(self, episode: Episode, calls: Any) -> Any:
+def make_one_call_at_a_time(self: RolloutGenerator) -> None:
+    async def in_turn(episode: Episode, calls: Any) -> Any:
         done = [await self._loop.call(episode, index, call) for index, call in enumerate(calls)]
         return [text for text, _ in done], [record for _, record in done]
 
-
-class NeverReleases(RolloutGenerator):
-    async def start(self) -> None:
-        await super().start()
-        self._engine.release = lambda _: None  # type: ignore[method-assign]
+    self._loop.answer = in_turn  # type: ignore[method-assign]
 
 
 class RaisingFormat(ChatFormat):
@@ -434,74 +370,70 @@ def make_by_chance(self: RolloutGenerator, request: Any) -> Episode:
     return RolloutGenerator.make_episode(self, replace(request, seed=random.randrange(2**62)))
 
 
-def hears_no_later_policy(self: Any, message: Any) -> bool:
-    return not (isinstance(message, PolicyPublished) and self._served.ready.is_set())
+def hear_no_later_policy(self: Any, message: Any) -> Any:
+    return None if isinstance(message, PolicyPublished) and self._served.ready.is_set() else message
 
 
-def hears_no_requests_at_first(self: Any, message: Any) -> bool:
-    return self.context.incarnation == 1 or isinstance(message, PolicyPublished)
+def hear_no_requests_at_first(self: Any, message: Any) -> Any:
+    return message if self.context.incarnation == 1 or isinstance(message, PolicyPublished) else None
 
 
-ANSWERED = "each_request_is_answered_by_one_trajectory_and_acknowledged_with_it"
-WRITTEN = "every_token_says_who_wrote_it_and_how_likely_it_was"
-EXACT = "tokens_go_in_as_they_came_out"
-GENERATORS = [
-    ({"defer_ack": lambda self: lambda: None}, ANSWERED, "before its"),
-    ({"concurrency": 1}, ANSWERED, "waits for"),
-    (appending(all_the_models), WRITTEN, "loss mask"),
-    (appending(without_logprobs), WRITTEN, "log-prob"),
-    (appending(of_a_later_policy), WRITTEN, "policy"),
-    (generator_with(trajectory=without_tags), WRITTEN, "the response has"),
-    (generator_with(tokens_of=lambda self, strand: strand.tokens), EXACT, "continue the prompt"),
-    (NeverReleases, EXACT, "was not told"),
-    ({"make_episode": make_by_chance}, "the_same_request_gives_the_same_trajectory", "two different"),
-    (OneCallAtATime, "calls_of_a_turn_run_at_once_and_come_back_in_order", "waits for the first"),
-    ({"chat_format": RaisingFormat}, "what_goes_wrong_in_a_call_is_told_to_the_model", "ValueError: not JSON"),
-    (BlamesTheModel, "infrastructure_that_fails_is_no_fault_of_the_model", "'finished'"),
-    (SamplesTwice, "a_rollout_asked_for_twice_is_sampled_once_and_answers_both", "2 trajectories of one"),
-    (
-        changed(HardOfHearing, hears=lambda self, message: not isinstance(message, GroupsUnwanted)),
-        "rollouts_nobody_wants_are_cancelled_and_others_go_on",
-        "no Trajectory",
-    ),
-    (
-        changed(HardOfHearing, hears=hears_no_later_policy),
-        "a_policy_published_in_flight_shows_on_every_later_token",
-        "waits for the rollout",
-    ),
-    (StartsWithoutAPolicy, "nothing_is_sampled_before_a_policy_is_published", "nobody published"),
-    (generator_with(budget_of=lambda self, strand: 10_000), "a_rollout_ends_at_its_limits", "1: 'finished'"),
-    (
-        changed(HardOfHearing, hears=hears_no_requests_at_first),
-        "killed_in_the_middle_it_answers_every_request_after_its_restart",
-        "of the samples []",
-    ),
-]
+GENERATORS: dict[str, list[tuple[Any, str]]] = {
+    "each_request_is_answered_by_one_trajectory_and_acknowledged_with_it": [
+        ({"defer_ack": lambda self: lambda: None}, "before its"),
+        ({"concurrency": 1}, "waits for"),
+    ],
+    "every_token_says_who_wrote_it_and_how_likely_it_was": [
+        (appending(mask=lambda _: 1), "loss mask"),
+        (appending(logprobs=np.zeros_like), "log-prob"),
+        (appending(policies=lambda policies: policies + 1), "policy"),
+        (generator_with(trajectory=without_tags), "the response has"),
+    ],
+    "tokens_go_in_as_they_came_out": [
+        (generator_with(tokens_of=lambda self, strand: strand.tokens), "continue the prompt"),
+        ({"begun": lambda self: vars(self._engine).update(release=lambda _: None)}, "was not told"),
+    ],
+    "the_same_request_gives_the_same_trajectory": [({"make_episode": make_by_chance}, "two different")],
+    "calls_of_a_turn_run_at_once_and_come_back_in_order": [({"begun": make_one_call_at_a_time}, "waits for the first")],
+    "what_goes_wrong_in_a_call_is_told_to_the_model": [({"chat_format": RaisingFormat}, "ValueError: not JSON")],
+    "infrastructure_that_fails_is_no_fault_of_the_model": [({"_run": blame_the_model}, "'finished'")],
+    "a_rollout_asked_for_twice_is_sampled_once_and_answers_both": [
+        ({"_rollout": sample_twice}, "2 trajectories of one")
+    ],
+    "rollouts_nobody_wants_are_cancelled_and_others_go_on": [(deaf_to(GroupsUnwanted), "no Trajectory")],
+    "a_policy_published_in_flight_shows_on_every_later_token": [
+        ({"heard": hear_no_later_policy}, "waits for the rollout")
+    ],
+    "nothing_is_sampled_before_a_policy_is_published": [
+        ({"begun": lambda self: self._served.ready.set()}, "nobody published")
+    ],
+    "a_rollout_ends_at_its_limits": [(generator_with(budget_of=lambda self, strand: 10_000), "1: 'finished'")],
+    "killed_in_the_middle_it_answers_every_request_after_its_restart": [
+        ({"heard": hear_no_requests_at_first}, "of the samples []")
+    ],
+}
 
 
 # Executors ------------------------------------------------------------------------------------------------------------
 
 
-class Altering(ToolExecutor):
-    """Changes calls before they run, and their results."""
+def altering(call: Any = lambda call: call, result: Any = lambda result: result) -> dict[str, Any]:
+    """Change calls before they run, and their results."""
 
-    def call(self, call: ToolCall) -> ToolCall:
-        return call
+    async def execute(self: ToolExecutor, asked: ToolCall) -> ToolResult:
+        made: ToolResult = result(await ToolExecutor.execute(self, call(asked)))
+        return made
 
-    def result(self, result: ToolResult) -> ToolResult:
-        return result
-
-    async def execute(self, call: ToolCall) -> ToolResult:
-        return self.result(await super().execute(self.call(call)))
+    return {"execute": execute}
 
 
-def raise_on_unknown_tools(self: Altering, call: ToolCall) -> ToolCall:
+def raise_on_unknown_tools(call: ToolCall) -> ToolCall:
     if call.tool != PYTHON_TOOL:
         raise KeyError(call.tool)
     return call
 
 
-def raise_on_missing_arguments(self: Altering, call: ToolCall) -> ToolCall:
+def raise_on_missing_arguments(call: ToolCall) -> ToolCall:
     if call.tool == PYTHON_TOOL:
         assert len(call.arguments["code"])
     return call
@@ -513,41 +445,32 @@ class HasNoDeadline(ToolExecutor):
         await super().start()
 
 
-class BelievesEverything(ToolExecutor):
-    async def handle(self, message: Any) -> Any:
-        reply = await super().handle(message)
-        right = Judgement(1.0, success=True)
-        return replace(reply, judgement=right) if isinstance(message, JudgementWanted) else reply
-
-
-class LacksATool(ToolExecutor):
-    async def start(self) -> None:
-        await super().start()
-        self._toolboxes = {"arithmetic": {}}
+def believe_everything(self: ToolExecutor, message: Any, answer: Any) -> Any:
+    return replace(answer, judgement=Judgement(1.0, success=True)) if isinstance(message, JudgementWanted) else answer
 
 
 QUICK = {"settings": {"wall_seconds": 0.5, "cpu_seconds": 1.0}, "deadline_seconds": 0.2}
-RETURNED, OUTCOME = "calls_are_answered_with_what_the_tool_returned", "what_is_wrong_with_a_call_is_an_outcome"
-OVER = "an_endless_call_is_over_at_its_deadline_and_holds_up_nobody"
-EXECUTORS = [
-    (
-        changed(Altering, result=lambda self, result: replace(result, call="another")),
-        RETURNED,
-        "under the name another",
-    ),
-    (changed(Altering, result=lambda self, result: replace(result, stdout="42", value="")), RETURNED, "is not in"),
-    (changed(Altering, call=raise_on_unknown_tools), OUTCOME, "KeyError"),
-    (changed(Altering, call=raise_on_missing_arguments), OUTCOME, "KeyError"),
-    (HasNoDeadline, OVER, "still ran"),
-    ({"concurrency": 1}, OVER, "waited for an endless one"),
-    (BelievesEverything, "answers_are_judged_rightly", "was judged True"),
-    (
-        changed(Altering, call=lambda self, call: replace(call, state=b"")),
-        "a_tool_with_state_goes_on_from_the_snapshot_that_comes_with_the_call",
-        "does not go on",
-    ),
-    (LacksATool, "it_runs_the_tools_of_the_environments", "declared and unknown"),
-]
+EXECUTORS: dict[str, list[tuple[Any, str]]] = {
+    "calls_are_answered_with_what_the_tool_returned": [
+        (altering(result=lambda result: replace(result, call="another")), "under the name another"),
+        (altering(result=lambda result: replace(result, stdout="42", value="")), "is not in"),
+    ],
+    "what_is_wrong_with_a_call_is_an_outcome": [
+        (altering(call=raise_on_unknown_tools), "KeyError"),
+        (altering(call=raise_on_missing_arguments), "KeyError"),
+    ],
+    "an_endless_call_is_over_at_its_deadline_and_holds_up_nobody": [
+        (HasNoDeadline, "still ran"),
+        ({"concurrency": 1}, "waited for an endless one"),
+    ],
+    "answers_are_judged_rightly": [({"answered": believe_everything}, "was judged True")],
+    "a_tool_with_state_goes_on_from_the_snapshot_that_comes_with_the_call": [
+        (altering(call=lambda call: replace(call, state=b"")), "does not go on")
+    ],
+    "it_runs_the_tools_of_the_environments": [
+        ({"begun": lambda self: vars(self).update(_toolboxes={"arithmetic": {}})}, "declared and unknown")
+    ],
+}
 
 
 def test_an_executor_that_nothing_keeps_busy_skips_the_test_of_its_deadline_and_says_so(tmp_path: Path) -> None:
@@ -562,101 +485,85 @@ def test_an_executor_that_nothing_keeps_busy_skips_the_test_of_its_deadline_and_
 # Learners -------------------------------------------------------------------------------------------------------------
 
 
-class TrainsTheLastFirst(Learner):
-    async def _next_step(self) -> Any:
-        await super()._next_step()
-        return self._arrivals.steps[max(self._arrivals.steps)]
+async def train_the_last_first(self: Learner) -> Any:
+    await Learner._next_step(self)
+    return self._arrivals.steps[max(self._arrivals.steps)]
 
 
-class SkipsAStage(Learner):
-    async def _next_stage(self) -> None:
-        await super()._next_stage()
-        if self._position.stage == 1:
-            await super()._next_stage()
+async def skip_a_stage(self: Learner) -> None:
+    await Learner._next_stage(self)
+    if self._position.stage == 1:
+        await Learner._next_stage(self)
 
 
-class PublishesOnce(Learner):
-    async def _publish(self) -> None:
-        if self._position.version <= 1:
-            await super()._publish()
+async def publish_once(self: Learner) -> None:
+    if self._position.version <= 1:
+        await Learner._publish(self)
 
 
-class ForgetsTheWeights(Learner):
-    async def _publish(self) -> None:
-        await super()._publish()
-        await self._model.publisher.settled()
-        self._model.store.path(PolicyVersion(self._epoch, self._position.version)).unlink(missing_ok=True)
+async def forget_the_weights(self: Learner) -> None:
+    await Learner._publish(self)
+    await self._model.publisher.settled()
+    self._model.store.path(PolicyVersion(self._epoch, self._position.version)).unlink(missing_ok=True)
 
 
-class DoesNotWait(Learner):
-    async def _ask(self, link: str, message: Any) -> Any:
-        if isinstance(message, StepTrained):
-            self.context.nursery.start_soon(partial(ask, self.context.link(link), message, timeout=60))
-            return None
-        return await super()._ask(link, message)
+async def do_not_wait(self: Learner, link: str, message: Any) -> Any:
+    if isinstance(message, StepTrained):
+        self.context.nursery.start_soon(partial(ask, self.context.link(link), message, timeout=60))
+        return None
+    return await Learner._ask(self, link, message)
 
 
-class UnlearnsWhatIsRewarded(Learner):
-    factor = -1.0
+def learn(factor: float) -> Any:
+    """Take so many times the objective; the trainer refuses such a loss when it is made."""
 
-    async def start(self) -> None:
-        await super().start()  # which would refuse the loss
-        trainer, loss = self._model.trainer, self._model.trainer.loss
+    def begun(self: Learner) -> None:
+        loss = self._model.trainer.loss
 
         def changed(batch: Any, settings: Any) -> Any:
             terms = loss(batch, settings)
-            return replace(terms, objective=self.factor * terms.objective)
+            return replace(terms, objective=factor * terms.objective)
 
-        trainer.loss = changed
+        self._model.trainer.loss = changed
+
+    return begun
 
 
-class DriftsInEmptySteps(Learner):
-    async def _step(self, stage: Any, ready: Any) -> None:
-        for parameter in self._model.trainer.model.module.parameters():
-            parameter.data.add_(0.01)
-        await super()._step(stage, ready)
+async def drift_in_empty_steps(self: Learner, stage: Any, ready: Any) -> None:
+    for parameter in self._model.trainer.model.module.parameters():
+        parameter.data.add_(0.01)
+    await Learner._step(self, stage, ready)
 
 
 async def save_nothing(self: Learner, **how: Any) -> None:
     pass
 
 
-class SavesOnlyStages(Learner):
-    async def stop(self) -> None:
-        self._checkpoint = partial(save_nothing, self)  # type: ignore[method-assign]
-        await super().stop()
+async def save_only_stages(self: Learner) -> None:
+    self._checkpoint = partial(save_nothing, self)  # type: ignore[method-assign]
+    await Learner.stop(self)
 
 
-class StartsAfresh(Learner):
-    async def start(self) -> None:
-        await super().start()
-        self._position = Position(0, 0, 0)
-
-
-class ForgetsTheOptimizer(Learner):
-    async def start(self) -> None:
-        await super().start()
-        self._model.trainer.optimizer.reset()
-
-
-LEARNERS = [
-    (SkipsAStage, "the_recipe_is_walked_in_order_to_its_end", "in the order [0, 2, 3, 4]"),
-    (TrainsTheLastFirst, "steps_are_trained_in_order_and_once_each", "never said that it was finished"),
-    (PublishesOnce, "policies_only_rise_and_their_weights_can_be_fetched", "the last policy is of version 1"),
-    (ForgetsTheWeights, "policies_only_rise_and_their_weights_can_be_fetched", "there is no file"),
-    (
-        changed(UnlearnsWhatIsRewarded, factor=0.0),
-        "policies_only_rise_and_their_weights_can_be_fetched",
-        "changed nothing",
-    ),
-    (DoesNotWait, "a_step_is_recorded_before_the_next_is_trained", "meanwhile"),
-    (UnlearnsWhatIsRewarded, "what_was_rewarded_becomes_likelier", "after training"),
-    (DriftsInEmptySteps, "an_empty_step_is_counted_and_changes_nothing", "changed the weights"),
-    ({"_checkpoint": save_nothing}, "checkpoints_load_as_models", "no checkpoint is left"),
-    (SavesOnlyStages, "stopped_it_leaves_a_checkpoint_of_where_it_is", "it saved version"),
-    (StartsAfresh, "killed_it_goes_on_from_its_checkpoint_to_the_same_weights", "it went on in stage 0"),
-    (ForgetsTheOptimizer, "killed_it_goes_on_from_its_checkpoint_to_the_same_weights", "other weights"),
-]
+LEARNERS: dict[str, list[tuple[Any, str]]] = {
+    "the_recipe_is_walked_in_order_to_its_end": [({"_next_stage": skip_a_stage}, "in the order [0, 2, 3, 4]")],
+    "steps_are_trained_in_order_and_once_each": [
+        ({"_next_step": train_the_last_first}, "never said that it was finished")
+    ],
+    "policies_only_rise_and_their_weights_can_be_fetched": [
+        ({"_publish": publish_once}, "the last policy is of version 1"),
+        ({"_publish": forget_the_weights}, "there is no file"),
+        ({"begun": learn(0.0)}, "changed nothing"),
+    ],
+    "a_step_is_recorded_before_the_next_is_trained": [({"_ask": do_not_wait}, "meanwhile")],
+    "what_was_rewarded_becomes_likelier": [({"begun": learn(-1.0)}, "after training")],
+    "an_empty_step_is_counted_and_changes_nothing": [({"_step": drift_in_empty_steps}, "changed the weights")],
+    "checkpoints_load_as_models": [({"_checkpoint": save_nothing}, "no checkpoint is left")],
+    "stopped_it_leaves_a_checkpoint_of_where_it_is": [({"stop": save_only_stages}, "it saved version")],
+    "killed_it_goes_on_from_its_checkpoint_to_the_same_weights": [
+        ({"begun": lambda self: vars(self).update(_position=Position(0, 0, 0))}, "it went on in stage 0"),
+        ({"begun": lambda self: self._model.trainer.optimizer.reset()}, "other weights"),
+    ],
+}
 
 
 BROKEN = [
@@ -664,11 +571,13 @@ BROKEN = [
     for suite, role, actors in (
         (FilterContract, RoCFilter, FILTERS),
         (SchedulerContract, KVScheduler, SCHEDULERS),
+        (LikelyContract, KVScheduler, LIKELY),
         (GeneratorContract, RolloutGenerator, GENERATORS),
         (ExecutorContract, ToolExecutor, EXECUTORS),
         (LearnerContract, Learner, LEARNERS),
     )
-    for actor, promise, said in actors
+    for promise, broken_by in actors.items()
+    for actor, said in broken_by
 ]
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,13 +13,13 @@ from structlog.testing import capture_logs
 
 from actors.engines.base import EngineRefusedError
 from actors.learner.learner import DeviceTurns, still_on_device
-from actors.rollout_generator import RolloutGenerator
 from actors.rollout_generator.serving import sleeper, still_asleep
 from actors.rollout_generator.starting import RolloutGeneratorSettings, make_engine
 from actors.weights.files import model_directory
 from agent_rl.config.standard import DEVICE
 from agent_rl.config.topology import Topology
 from agent_rl.messages import DeviceTurn, Trajectory
+from agent_rl_contract.engine import eventually
 from agent_rl_contract.scripted import ScriptedEngine
 from agent_rl_contract.stage import running, stand_ins
 from tests import builders
@@ -94,7 +92,6 @@ class Turns:
 async def test_the_learner_trains_once_the_engine_is_asleep_or_its_time_is_up(
     tmp_path: Path, seconds: float, expected: list[str]
 ) -> None:
-
     with capture_logs() as logs:
         topology = sharing(tmp_path)
         async with stand_ins(topology, "none") as stage:
@@ -125,58 +122,42 @@ async def test_a_turn_that_fails_is_given_back(tmp_path: Path) -> None:
         assert turns.happened[-2:] == ["asleep", "awake"]
 
 
-@asynccontextmanager
-async def generating(folder: Path, text: str) -> AsyncIterator[tuple[Any, RolloutGenerator, ScriptedEngine]]:
-    """A generator that has started and shares its device, its peers, and its engine, which writes this text."""
-    topology = sharing(folder)
-    made: list[ScriptedEngine] = []
-    generates = scripted(model_directory(topology, folder), lambda *_: text, made=made.append)
-    async with stand_ins(topology, "rollout_generator") as stage:
-        stage["learner"].announce("policy", GENERATOR).set(builders.published(3))
-        async with running(generates, topology, "rollout_generator", folder, stage) as actor:
-            await stage.started(GENERATOR)
-            assert isinstance(actor, RolloutGenerator)
-            yield stage, actor, made[0]
-
-
-async def until(condition: Any) -> None:
-    with trio.fail_after(60.0):
-        while not condition():  # noqa: ASYNC110 - the engine of a stand-in has no event for both ways
-            await trio.sleep(0.01)
-
-
-async def test_a_generator_sleeps_amid_a_rollout_and_wakes_when_the_learner_is_lost(tmp_path: Path) -> None:
+async def test_a_generator_begins_asleep_sleeps_amid_a_rollout_and_wakes_when_the_learner_is_lost(
+    tmp_path: Path,
+) -> None:
     """Told again by a learner that was only silent, it sleeps again; and the rollout ends as if nothing had been."""
-    async with generating(tmp_path, "<answer>4</answer>" * 9) as (stage, actor, engine):
+    topology, made = sharing(tmp_path), list[ScriptedEngine]()
+    generates = scripted(model_directory(topology, tmp_path), lambda *_: "<answer>4</answer>" * 9, made=made.append)
+    async with (
+        stand_ins(topology, "rollout_generator") as stage,
+        running(generates, topology, "rollout_generator", tmp_path, stage) as actor,
+    ):
+        stage["learner"].announce("policy", GENERATOR).set(builders.published(3))
+        await stage.started(GENERATOR)
+        (engine,) = made
+        assert engine.asleep, "until the learner has said that it does not train"
+        assert actor.waiting_for().startswith("learner: ")
         device = stage["learner"].announce(DEVICE, GENERATOR)
         device.set(DeviceTurn(training=False))
-        await until(lambda: engine.policy.version == 3)
+        await device.acknowledged()
+        assert not engine.asleep
+        await eventually(lambda: engine.policy.version == 3, "in its turn")
         device.set(DeviceTurn(training=True))
         await device.acknowledged()
         assert engine.asleep
         await stage["kv_scheduler"].push("requests", GENERATOR).send(builders.request())
-        await until(lambda: engine.requests)
+        await eventually(lambda: engine.requests, "in its turn")
         await trio.sleep(1.0)
         assert engine.figures.generated_tokens == 0
         assert actor.waiting_for().startswith("learner: ")
         actor.peer_changed(PeerGone(LEARNER, 20.0))
-        await until(lambda: not engine.asleep)
+        await eventually(lambda: not engine.asleep, "in its turn")
         device.set(DeviceTurn(training=True))
         await device.acknowledged()
         assert engine.asleep
         device.set(DeviceTurn(training=False))
         trajectory = await stage["roc_filter"].receive(Trajectory)
         assert trajectory.status in {"finished", "truncated"}
-        assert not engine.asleep
-
-
-async def test_a_generator_begins_asleep_until_the_learner_has_said_that_it_does_not_train(tmp_path: Path) -> None:
-    async with generating(tmp_path, "") as (stage, actor, engine):
-        assert engine.asleep
-        assert actor.waiting_for().startswith("learner: ")
-        device = stage["learner"].announce(DEVICE, GENERATOR)
-        device.set(DeviceTurn(training=False))
-        await device.acknowledged()
         assert not engine.asleep
 
 

@@ -14,12 +14,12 @@ from actors.rollout_generator import RolloutGenerator
 from agent_rl.messages import StepReady
 from agent_rl.records.audit import audit
 from agent_rl.rollout.prompts import ChatFormat
-from agent_rl.scheduling.policies.base import Placement, PlacementPolicy
+from agent_rl.scheduling.policies.base import Placement
 from agent_rl.scheduling.policies.worst_case import WorstCase
 from agent_rl_contract import FilterContract, GeneratorContract, SchedulerContract
 from agent_rl_contract.builders import opened
 from agent_rl_contract.filter_bench import RIGHT, WRONG, rollout
-from tests.actors.ends import told_at_the_end
+from tests.actors.ends import bench_of, told_at_the_end
 
 
 class ChokesOnTheSecondGroup(RoCFilter):
@@ -33,8 +33,7 @@ class ChokesOnTheSecondGroup(RoCFilter):
 
 
 async def test_a_selection_that_fails_names_the_group_and_the_line_and_a_mended_one_goes_on(tmp_path: Path) -> None:
-    bench = FilterContract()
-    bench.actor = ChokesOnTheSecondGroup  # type: ignore[misc]
+    bench = bench_of(FilterContract, ChokesOnTheSecondGroup)
     with told_at_the_end() as told:
         async with bench.alive(tmp_path) as stage:
             await bench.enter(stage)
@@ -44,7 +43,7 @@ async def test_a_selection_that_fails_names_the_group_and_the_line_and_a_mended_
     said = "ChokesOnTheSecondGroup.select fails for the group s0-g000001 of 4 rollouts with KeyError: 6"
     assert told[0].startswith(said)
     assert "(test_faulty_in_flight.py, line " in told[0]
-    bench.actor = RoCFilter  # type: ignore[misc]
+    bench = bench_of(FilterContract, RoCFilter)
     async with bench.alive(tmp_path) as stage:
         await bench.enter(stage)
         for sample, answer in enumerate((RIGHT, WRONG, WRONG, RIGHT)):  # what was not acknowledged comes again
@@ -74,22 +73,10 @@ class ChokesOnTheNinth(SendsElsewhereLater):
         return [][self.placed]
 
 
-class Scattering(KVScheduler):
-    made: type[PlacementPolicy] = SendsElsewhereLater
-
-    def policy(self) -> PlacementPolicy:
-        return self.made()
-
-
-class Choked(Scattering):
-    made = ChokesOnTheNinth
-
-
-async def placed(folder: Path, actor: type[KVScheduler]) -> list[Any]:
-    """What this scheduler has asked a generator for after a minute."""
-    bench = SchedulerContract()
-    bench.actor = actor  # type: ignore[misc]
-    async with bench.alive(folder / actor.__name__) as peers:
+async def placed(folder: Path, policy: type[WorstCase]) -> list[Any]:
+    """What a scheduler with this policy has asked a generator for after a minute."""
+    bench = bench_of(SchedulerContract, KVScheduler, settings={"policy": f"{__name__}:{policy.__name__}"})
+    async with bench.alive(folder / policy.__name__) as peers:
         peers.publish()
         peers.load("rollout_generator.0")
         await trio.sleep(60)
@@ -98,12 +85,12 @@ async def placed(folder: Path, actor: type[KVScheduler]) -> list[Any]:
 
 async def test_a_policy_that_names_no_engine_is_contained_and_one_that_fails_names_the_line(tmp_path: Path) -> None:
     with structlog.testing.capture_logs() as logs:
-        seen = await placed(tmp_path, Scattering)
+        seen = await placed(tmp_path, SendsElsewhereLater)
     assert len(seen) > 9, "a rollout that was placed nowhere was not placed elsewhere"
     what = next(entry["what"] for entry in logs if entry.get("fault") == "engine_unknown")
     assert "is placed on 'rollout_generator.9'; here: rollout_generator.0" in what
     with told_at_the_end() as told:
-        await placed(tmp_path, Choked)
+        await placed(tmp_path, ChokesOnTheNinth)
     assert told[0].startswith("ChokesOnTheNinth.decide fails with IndexError")
     assert "(test_faulty_in_flight.py, line " in told[0]
 
@@ -114,13 +101,8 @@ class ChokesOnEleven(ChatFormat):
         return super().calls(text) if "11" not in text else [text.index("twelve")]
 
 
-class Choking(RolloutGenerator):
-    chat_format = ChokesOnEleven
-
-
 async def test_a_format_that_fails_shows_the_turn(tmp_path: Path) -> None:
-    bench = GeneratorContract()
-    bench.actor = Choking  # type: ignore[misc]
+    bench = bench_of(GeneratorContract, type("Choking", (RolloutGenerator,), {"chat_format": ChokesOnEleven}))
     with told_at_the_end() as told:
         async with bench.bench(tmp_path, lambda *_: "I say 11") as stage:
             await stage.ask()

@@ -31,15 +31,8 @@ from agent_rl.records.checkpoint_files import STATE_FILE, Position, checksum_of_
 from agent_rl_contract import LearnerContract
 from agent_rl_contract.learner import BEGUN, RECIPE
 from agent_rl_contract.stage import running, stand_ins
-from tests.actors.ends import told_at_the_end
+from tests.actors.ends import bench_of, told_at_the_end
 from tests.actors.topologies import micro
-
-
-class Contract(LearnerContract):
-    """The contract's peers and virtual time, for a learner of the test's."""
-
-    def __init__(self, actor: type[Learner]) -> None:
-        self.actor = actor  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(
@@ -88,7 +81,7 @@ def test_the_log_says_once_that_shared_prompts_are_not_computed_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int, said: int
 ) -> None:
     monkeypatch.setattr(PolicyModel, "_block", lambda *_: block)
-    contract = Contract(Learner)
+    contract = bench_of(LearnerContract, Learner)
     with capture_logs() as logs:
         contract.run(partial(contract.finish, tmp_path))
     assert [each["event"].startswith("shared prompts are computed with each") for each in logs].count(True) == said
@@ -114,7 +107,7 @@ def test_a_collapse_stops_the_run_names_the_best_checkpoint_and_keeps_it(tmp_pat
     stage = {**RECIPE[2], "steps": 20, "collapse": {"window": 1, "entropy_below": 0.1}}
 
     async def main() -> None:
-        contract = Contract(Collapsing)
+        contract = bench_of(LearnerContract, Collapsing)
         async with contract.among_peers(tmp_path, stages=[RECIPE[0], RECIPE[1], stage, RECIPE[3]]) as (topology, peers):
             changed = topology.model_copy(update={"run": topology.run.model_copy(update={"keep_checkpoints": 1})})
             groups = peers._groups
@@ -142,7 +135,7 @@ def test_a_collapse_stops_the_run_names_the_best_checkpoint_and_keeps_it(tmp_pat
         left = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
         assert left == ["best-version-000002-stage-02", "version-000004-stage-02", "version-000005-stage-02"]
 
-    Contract(Learner).run(main)
+    bench_of(LearnerContract, Learner).run(main)
 
 
 SELECT = SelectStage(kind="select", max_response_tokens=20, max_turns=3)

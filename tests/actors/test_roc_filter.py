@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ from agent_rl.messages import (
 from agent_rl.records.audit import audit
 from agent_rl.records.journal import Journal
 from agent_rl.scheduling.ids import group_id
+from agent_rl_contract.filter_bench import FilterBench
 from agent_rl_contract.stage import Stage, running, stand_ins
 from tests import builders
 from tests.actors.ends import told_at_the_end
@@ -47,22 +49,20 @@ from tests.actors.topologies import micro
 from tests.full_disk import fill, no_file_longer_than, small_disk
 
 RL = 2
-FILTER = "roc_filter.0"
+FILTER, BENCH = "roc_filter.0", FilterBench()
 FAULT = "Mine.judge fails with ZeroDivisionError: no (mine.py, line 7)"
 PAIRED = ("answers_opened", "answers_closed", "answers")
 
 
 @asynccontextmanager
 async def filtering(
-    folder: Path, *, incarnation: int = 1, kill: bool = False, reply: Callable[[Any], Any] = lambda _: None
+    folder: Path, topology: Topology | None = None, *, reply: Callable[[Any], Any] = lambda _: None, **life: Any
 ) -> AsyncIterator[tuple[Stage, Any]]:
-    """A filter among its peers, and an executor that answers so."""
-    topology = micro(folder)
+    """A filter among its peers, and an executor that answers so. ``life``: the filter's incarnation and its end."""
+    topology = topology or micro(folder)
     async with stand_ins(topology, "roc_filter") as stage:
         stage["tool_executor"].reply = reply
-        async with running(
-            RoCFilter, topology, "roc_filter", folder, stage, incarnation=incarnation, kill=kill
-        ) as actor:
+        async with running(RoCFilter, topology, "roc_filter", folder, stage, **life) as actor:
             yield stage, actor
 
 
@@ -80,6 +80,17 @@ def summary_of(folder: Path) -> dict[str, Any]:
 async def enter(stage: Stage, *, version: int = 5, restored: bool = True, index: int = RL) -> StageRecorded:
     begun = 5 if index == RL else version
     return await stage["learner"].call("stages", FILTER)(StageEntered(index, begun, version, restored))
+
+
+async def unfinished(stage: Stage, index: int) -> GroupsUnfinished:
+    link = stage["kv_scheduler"].call("journal", FILTER)
+    found: GroupsUnfinished = await ask(link, UnfinishedGroups(index), timeout=30)
+    return found
+
+
+async def trained(stage: Stage, step: StepReady, **figures: Any) -> None:
+    told = StepTrained(RL, step.version, step.groups, TrainingFigures(**figures))
+    assert await ask(stage["learner"].call("steps", FILTER), told, timeout=30) == Recorded()
 
 
 async def settle_group(stage: Stage, number: int, answers: str, *, version: int = 5) -> None:
@@ -132,8 +143,7 @@ async def happens(stage: Stage, event: str, index: int) -> None:
         step = await stage["learner"].receive(StepReady)
         while step.version + 1 < int(event[1:]):
             step = await stage["learner"].receive(StepReady)
-        trained = StepTrained(RL, step.version, step.groups, TrainingFigures(loss=0.5))
-        assert await ask(stage["learner"].call("steps", FILTER), trained, timeout=30) == Recorded()
+        await trained(stage, step, loss=0.5)
         return
     within, number, version, drawn, rollouts = re.fullmatch(r"(i?)(\d)@(\d)/(\d) (.+)", event).groups()  # type: ignore[union-attr]
     evaluated, samples = within or index != RL, 2 if within else 4 if index == RL else 1
@@ -142,9 +152,7 @@ async def happens(stage: Stage, event: str, index: int) -> None:
     if within:
         group = replace(group, group=group_id(index, int(number), 1), evaluation=Evaluation(index, 1))
     problem = replace(group.problem, environment="other" if int(drawn) % 2 else "arithmetic")
-    link = stage["kv_scheduler"].push("groups", FILTER)
-    await link.send(replace(group, drawn=None if evaluated else int(drawn), problem=problem))
-    await link.drained()  # as the scheduler does: no rollout is requested of a group the journal does not have
+    await BENCH.open(stage, replace(group, drawn=None if evaluated else int(drawn), problem=problem))
     sample = attempt = 0
     for end in rollouts:
         answer, versions = ANSWERS.get(end, "5"), (group.policy.version, group.policy.version + sample % 2)
@@ -152,8 +160,7 @@ async def happens(stage: Stage, event: str, index: int) -> None:
         made = builders.trajectory(group, sample, answer=answer, attempt=attempt, status=status, version=versions)
         tags = TagCounts(tool_responses=2, error_responses=2 - sample // 2, **dict.fromkeys(PAIRED, 1), turns=2)
         if end != ".":
-            trajectories = stage["rollout_generator"].push("trajectories", FILTER)
-            await trajectories.send(replace(made, tags=tags, reason=FAULT * (end == "e")))
+            await BENCH.give(stage, replace(made, tags=tags, reason=FAULT * (end == "e")))
         again = end == "f" and attempt < 2
         sample, attempt = (sample, attempt + 1) if again else (sample + 1, 0)
 
@@ -172,9 +179,7 @@ async def story(folder: Path, name: str, resampling: str, every: int) -> Any:
                 for event in events[at : at + every]:
                     await happens(stage, event, index)
                     await trio.sleep(5)
-                answer: GroupsUnfinished = await ask(
-                    stage["kv_scheduler"].call("journal", FILTER), UnfinishedGroups(index), timeout=30
-                )
+                answer = await unfinished(stage, index)
         told: dict[Any, Any] = {}
         for each in stage["learner"].log:
             key = getattr(each, "group", None) or getattr(each, "evaluation", None) or each.version
@@ -213,31 +218,25 @@ def test_a_filter_that_is_killed_after_every_event_says_what_one_says_that_never
 
 async def test_what_arrives_after_the_stop_is_left_to_the_next_process(tmp_path: Path) -> None:
     """The process lives on until its last status is acknowledged."""
+    topology, stopped, acknowledged = micro(tmp_path), trio.Event(), list[str]()
 
     class Stopping(RoCFilter):
-        stopped = trio.Event()
-
         async def stop(self) -> None:
             await super().stop()
-            self.stopped.set()
+            stopped.set()
 
-    topology = micro(tmp_path)
     async with stand_ins(topology, "roc_filter") as stage, trio.open_nursery() as nursery:
-        acknowledged: list[str] = []
         late = trio.Event()
 
         async def opens_late() -> None:
-            await Stopping.stopped.wait()
+            await stopped.wait()
             await settle_group(stage, 0, "+")
             acknowledged.append("all")
-
-        async def never_heard(_: Any) -> None:
-            await late.wait()
 
         nursery.start_soon(opens_late)
         async with running(Stopping, topology, "roc_filter", tmp_path, stage):
             await enter(stage)
-            stage["supervisor.local"].reply = lambda _: never_heard(_) if Stopping.stopped.is_set() else None
+            stage["supervisor.local"].reply = lambda _: late.wait() if stopped.is_set() else None
         assert acknowledged == []
         late.set()
         async with running(RoCFilter, topology, "roc_filter", tmp_path, stage, incarnation=2):
@@ -255,15 +254,14 @@ async def test_a_filter_that_dies_after_the_learner_went_back_sends_again_what_i
             await settle_group(stage, 0, "+-+-")
             await settle_group(stage, 1, "----")
             step = await learner.receive(StepReady)
-            trained = StepTrained(RL, 5, step.groups, TrainingFigures(loss=0.5))
-            await learner.call("steps", FILTER)(trained)
+            await trained(stage, step)
             await enter(stage)  # killed, and restored from the checkpoint before this step
         await trio.sleep(5)
         learner.forget()
         async with running(RoCFilter, topology, "roc_filter", tmp_path, stage, incarnation=2, kill=True):
             assert (await learner.receive(TrainingGroup)).group == step.groups[0]
             assert (await learner.receive(StepReady)).version == 5
-            await ask(learner.call("steps", FILTER), trained, timeout=30)
+            await trained(stage, step)
         learner.forget()
         async with running(RoCFilter, topology, "roc_filter", tmp_path, stage, incarnation=3):
             await stage.started("roc_filter.0")
@@ -310,6 +308,10 @@ async def test_an_executor_that_has_no_checker_or_says_nothing_is_asked_on(tmp_p
         assert (len(asked), actor.status()[1].filter.checks_failed) == (8, 7)
 
 
+def at_fault(wanted: Any) -> JudgementReply:
+    return JudgementReply(wanted.rollout, None, FAULT)
+
+
 @pytest.mark.parametrize(
     "lives",
     [
@@ -325,13 +327,7 @@ async def test_an_environment_that_fails_three_times_in_a_row_ends_the_run_with_
 ) -> None:
     for incarnation, (rollouts, ends) in enumerate(lives, 1):
         with told_at_the_end() if ends else nullcontext([]) as said:
-            fails = filtering(
-                tmp_path,
-                incarnation=incarnation,
-                kill=True,
-                reply=lambda each: JudgementReply(each.rollout, None, FAULT),
-            )
-            async with fails as (stage, _):
+            async with filtering(tmp_path, incarnation=incarnation, kill=True, reply=at_fault) as (stage, _):
                 await enter(stage)
                 await settle_group(stage, 0, rollouts)
                 await trio.sleep(5)
@@ -345,16 +341,15 @@ async def test_a_skipped_step_is_recorded_and_a_restarted_learner_follows_it_wit
         for number in range(4):
             await settle_group(stage, number, "+-+-", version=5 + number // 2)
         first, second = [await stage["learner"].receive(StepReady) for _ in range(2)]
-        steps = stage["learner"].call("steps", FILTER)
-        await steps(StepTrained(RL, 5, first.groups, TrainingFigures(skipped=True)))
-        await steps(StepTrained(RL, 6, second.groups, TrainingFigures()))
+        await trained(stage, first, skipped=True)
+        await trained(stage, second)
         before = len(stage["learner"].log)
         await enter(stage, version=5)
         await trio.sleep(1)
         names = [m.group if isinstance(m, TrainingGroup) else m for m in stage["learner"].log[before:]]
         assert names[0] == StepReady(RL, 5, (), first.figures)
         assert names[1:] == [*second.groups, StepReady(RL, 6, second.groups, second.figures)]
-        await steps(StepTrained(RL, 5, (), TrainingFigures()))
+        await trained(stage, replace(first, groups=()))
     balance = audit(tmp_path)
     assert balance.balanced, balance.faults
     assert (balance.trained, balance.dropped, balance.skipped_steps) == (2, {"not_finite": 2}, 1)
@@ -377,13 +372,10 @@ async def test_on_a_full_disk_nothing_is_acknowledged_and_what_was_is_there_when
         async with filtering(disk / "run") as (stage, _):
             await enter(stage)
             fill(disk, but=60_000)
-            groups = stage["kv_scheduler"].push("groups", FILTER)
-            trajectories = stage["rollout_generator"].push("trajectories", FILTER)
             for number in range(999):
                 group = builders.opened(number, stage=RL)
-                await groups.send(group, on_ack=lambda name=group.group: acknowledged.append(name))
-                await groups.drained()
-                await trajectories.send(builders.trajectory(group, 0, tokens=200))
+                await BENCH.open(stage, group, partial(acknowledged.append, group.group))
+                await BENCH.give(stage, builders.trajectory(group, 0, tokens=200))
             await trio.sleep_forever()
 
     with small_disk(tmp_path / "small", "600k") as disk:
@@ -396,8 +388,7 @@ async def test_on_a_full_disk_nothing_is_acknowledged_and_what_was_is_there_when
         assert acknowledged
         (disk / "filler").unlink()
         async with filtering(disk / "run", incarnation=2) as (stage, _):
-            journal = stage["kv_scheduler"].call("journal", FILTER)
-            answer: GroupsUnfinished = await ask(journal, UnfinishedGroups(RL), timeout=10)
+            answer = await unfinished(stage, RL)
             assert {group.opened.group for group in answer.groups} >= set(acknowledged)
             assert answer.opened < 999
         assert audit(disk / "run").balanced
@@ -494,7 +485,7 @@ async def test_a_prompt_too_long_is_named_once_and_counted_in_step_and_summary(t
                 await settle_group(stage, number, "llll")
             step = await stage["learner"].receive(StepReady)
             assert (step.groups, step.figures.sampled.prompts_too_long) == ((), 8)
-            await ask(stage["learner"].call("steps", FILTER), StepTrained(RL, 5, (), TrainingFigures()), timeout=10)
+            await trained(stage, step)
     assert sum("too long" in log["event"] for log in logs) == 1
     assert audit(tmp_path).dropped == {"prompt_too_long": 2}
     assert summary_of(tmp_path)["groups_dropped_prompt_too_long"] == 2

@@ -1,10 +1,12 @@
-"""The rollout generator among stand-ins, in virtual time: the agent loop, tool failures, cancellation, new policies."""
+"""The rollout generator among stand-ins, in virtual time: the agent loop, tool failures, what is counted, loads."""
 
 from __future__ import annotations
 
 import json
 import shutil
 from contextlib import asynccontextmanager
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
-from actors.engines.base import EngineError, EngineRefusedError
+from actors.engines.base import EngineError, EngineFigures, EngineRefusedError
 from actors.rollout_generator import RolloutGenerator
 from actors.weights.files import model_directory
 from agent_rl.config.topology import EnvironmentEntry
@@ -20,12 +22,17 @@ from agent_rl.environments.base import TaskError
 from agent_rl.environments.python_tools import notebook
 from agent_rl.figures import numbers
 from agent_rl.groups.statistics import RolloutFigures, rollout_means
-from agent_rl.messages import Judgement, PolicyVersion, Sampling, ToolCall, ToolResult, Trajectory
+from agent_rl.messages import EngineLoad, Judgement, PolicyVersion, Sampling, ToolCall, ToolResult, Trajectory
+from agent_rl_contract.generator_bench import GeneratorBench
 from agent_rl_contract.scripted import ScriptedEngine
 from agent_rl_contract.stage import Stage, running, stand_ins
 from examples.quickstart.arithmetic import Arithmetic
 from tests import builders
+from tests.actors.ends import bench_of
 from tests.actors.topologies import micro
+from tests.transport.contract.base import Cut, FaultyNetwork
+from transport import Limits, LinkEvent, PeerBack, PeerGone
+from transport.memory import MemoryNetwork
 
 CALL = (
     '<tool_call>{"name": "python_code_with_standard_io", "arguments": {"code": "print(2+2)", "input": ""}}</tool_call>'
@@ -75,10 +82,8 @@ async def generator(
     topology = micro(folder, rollout_generator=settings)
     if tasks is not None:
         topology = topology.model_copy(update={"environments": (tasks,)})
-    if template is not None:
-        chosen = topology.model.model_copy(update={"chat_template": template})
-        topology = topology.model_copy(update={"model": chosen})
-
+    chosen = topology.model.model_copy(update={"chat_template": template})
+    topology = topology.model_copy(update={"model": chosen})
     (folder / "model").symlink_to(model)
     async with stand_ins(topology, "rollout_generator", concurrency={"tool_executor": 8}) as stage:
         stage["tool_executor"].reply = reply
@@ -95,6 +100,13 @@ async def ask(stage: Stage, *, acks: list[str] | None = None, **changes: Any) ->
     await stage["kv_scheduler"].push("requests", GENERATOR).send(request, on_ack=lambda: seen.append(request.rollout))
 
 
+async def rollout(stage: Stage, **changes: Any) -> Trajectory:
+    """The trajectory that comes of a request."""
+    await ask(stage, **changes)
+    made: Trajectory = await stage["roc_filter"].receive(Trajectory)
+    return made
+
+
 def two_turns(number: int, _: Any) -> str:
     return CALL if number == 1 else ANSWER
 
@@ -104,9 +116,7 @@ async def test_the_ends_of_generation_config_end_turns_too(tmp_path: Path, model
     shutil.copytree(model, own)
     (own / "generation_config.json").write_text('{"eos_token_id": [2, 7]}')
     async with generator(tmp_path, own, two_turns) as (stage, actor):
-        await ask(stage)
-        made: Trajectory = await stage["roc_filter"].receive(Trajectory)
-        assert made.status == "finished"
+        assert (await rollout(stage)).status == "finished"
         assert actor._engine.requests[0].stop_tokens == {actor._chat.end_of_turn, 2, 7}
 
 
@@ -118,9 +128,7 @@ async def test_calls_of_a_tool_with_state_are_made_in_order_with_the_state_that_
 ) -> None:
     monkeypatch.setattr(Arithmetic, "tools", (notebook,))
 
-    def script(number: int, _: Any) -> str:
-        turns = ["".join(NOTEBOOK.replace("CODE", code) for code in codes) for codes in ("ab", "c")]
-        return [*turns, ANSWER][number - 1]
+    turns = [*("".join(NOTEBOOK.replace("CODE", code) for code in codes) for codes in ("ab", "c")), ANSWER]
 
     def reply(call: ToolCall) -> ToolResult:
         code = call.arguments.get("code", "").encode()
@@ -128,9 +136,8 @@ async def test_calls_of_a_tool_with_state_are_made_in_order_with_the_state_that_
             return ToolResult(call.call, "timeout", "4", "", "", 0.0, 0.001)
         return ToolResult(call.call, "success", "4", "", "", 0.0, 0.001, call.state + code)
 
-    async with generator(tmp_path, model, script, reply=reply) as (stage, _):
-        await ask(stage, sampling=Sampling(1.0, 400, 4))
-        made: Trajectory = await stage["roc_filter"].receive(Trajectory)
+    async with generator(tmp_path, model, lambda number, _: turns[number - 1], reply=reply) as (stage, _):
+        made = await rollout(stage, sampling=Sampling(1.0, 400, 4))
         calls = stage["tool_executor"].log[:3]
         assert [(call.arguments["code"], call.state) for call in calls] == [("a", b""), ("b", b"a"), ("c", b"a")]
         assert len({call.call for call in calls}) == 3
@@ -141,19 +148,11 @@ async def test_calls_of_a_tool_with_state_are_made_in_order_with_the_state_that_
         assert [record.outcome for record in made.transcript.calls] == ["success", "timeout", "success"]
 
 
-async def test_several_calls_that_no_executor_runs_fail_the_rollout_alone(tmp_path: Path, model: Path) -> None:
-    def reply(call: ToolCall) -> ToolResult:
-        return result(call, "unavailable" if call.rollout == "s0-g000000/0/0" else "success")
-
-    def script(number: int, _: Any) -> str:
-        return CALL * 3 if number == 1 else ANSWER
-
-    async with generator(tmp_path, model, script, reply=reply, tool_attempts=2) as (stage, _):
-        await ask(stage, sampling=Sampling(1.0, 500, 3))
-        made: Trajectory = await stage["roc_filter"].receive(Trajectory)
+async def test_several_calls_that_no_executor_runs_fail_the_rollout(tmp_path: Path, model: Path) -> None:
+    reply = partial(result, outcome="unavailable")
+    async with generator(tmp_path, model, lambda *_: CALL * 3, reply=reply) as (stage, _):
+        made = await rollout(stage, sampling=Sampling(1.0, 500, 3))
         assert (made.status, made.reason[:18]) == ("failed", "tools unavailable:")
-        await ask(stage, rollout="s0-g000001/0/0", group="s0-g000001", sampling=Sampling(1.0, 500, 3))
-        assert (await stage["roc_filter"].receive(Trajectory)).status == "finished"
 
 
 async def test_a_storm_of_calls_is_bounded_and_other_rollouts_take_their_turns(tmp_path: Path, model: Path) -> None:
@@ -216,8 +215,7 @@ async def test_of_a_malformed_batch_the_good_calls_run_and_each_has_its_answer(t
 
     script = [batch, ANSWER]
     async with generator(tmp_path, model, lambda number, _: script[number - 1], reply=reply) as (stage, actor):
-        await ask(stage, sampling=Sampling(1.0, 1800, 3))
-        made: Trajectory = await stage["roc_filter"].receive(Trajectory)
+        made = await rollout(stage, sampling=Sampling(1.0, 1800, 3))
         outcomes = [call.outcome for call in made.transcript.calls]
         malformed, sound = "malformed", "success"
         assert outcomes == [malformed, sound, malformed, malformed, sound, "unknown_tool", malformed]
@@ -245,8 +243,7 @@ async def test_a_result_too_long_is_cut_in_the_middle_and_counts_with_what_the_m
         return result(call, stdout="a" * 50_000 + "b" * 50_000)
 
     async with generator(tmp_path, model, two_turns, reply=reply, tool_response_chars=200) as (stage, actor):
-        await ask(stage, sampling=Sampling(1.0, 500, 3))
-        made: Trajectory = await stage["roc_filter"].receive(Trajectory)
+        made = await rollout(stage, sampling=Sampling(1.0, 500, 3))
         assert made.status == "finished"
         response = made.unpack().tokens[made.unpack().loss_mask == 0].tolist()
         shown = actor._chat.decode(response).split("<tool_response>")[1].split("</tool_response>")[0]
@@ -284,8 +281,7 @@ async def test_what_ends_a_rollout_is_said_and_counted(
     given = {"reply": lambda call: result(call, **answer), "longest": longest, "tool_attempts": 2}
     async with generator(tmp_path, model, lambda *_: script, **given) as (stage, actor):
         acks: list[str] = []
-        await ask(stage, acks=acks)
-        made: Trajectory = await stage["roc_filter"].receive(Trajectory)
+        made = await rollout(stage, acks=acks)
         prompt, left = made.prompt_length, min(120, longest - made.prompt_length)
         assert (made.status, made.reason) == (status, reason.format(prompt=prompt, left=left, longest=longest))
         assert [each.max_tokens for each in actor._engine.requests] == [left][: left > 0]
@@ -309,18 +305,14 @@ async def test_problems_in_files_that_cannot_fit_are_named_at_the_start(tmp_path
     tasks = write_problems(tmp_path, 20, 45, 300)
     with capture_logs() as logs:
         async with generator(tmp_path, model, two_turns, longest=50, tasks=tasks) as (stage, _):
-            await ask(stage)
-            await stage["roc_filter"].receive(Trajectory)  # the others can be sampled
+            await rollout(stage)  # the others can be sampled
     (said,) = [log["why"] for log in logs if log["event"] == "groups will be dropped"]
     assert said == "a sequence of 50 tokens has no room for the prompts of 1 of 3 training problems: n2 (303 tokens)"
 
 
 async def test_when_no_problem_of_a_file_fits_the_run_does_not_start(tmp_path: Path, model: Path) -> None:
-
-    with pytest.RaisesGroup(
-        pytest.RaisesExc(TaskError, match="all 2 training problems, n0 .63 tokens."), flatten_subgroups=True
-    ):
-        tasks = write_problems(tmp_path, 60, 70)
+    tasks, said = write_problems(tmp_path, 60, 70), "all 2 training problems, n0 .63 tokens."
+    with pytest.RaisesGroup(pytest.RaisesExc(TaskError, match=said), flatten_subgroups=True):
         async with generator(tmp_path, model, two_turns, longest=50, tasks=tasks):
             await trio.sleep_forever()
 
@@ -343,3 +335,62 @@ async def test_an_engine_that_never_started_is_a_mistake_one_that_did_once_is_tr
             dead = scripted(model, two_turns, Dead)
             async with running(dead, topology, "rollout_generator", tmp_path, stage, incarnation=incarnation):
                 await trio.sleep_forever()
+
+
+# Loads: announced when they have changed, or when a peer that had lost the generator must hear them again ---------------
+
+
+async def test_a_load_is_announced_when_it_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = {"kv_tokens_used": 0, "preempted": 0, "cached_tokens": 0}
+    monkeypatch.setattr(
+        ScriptedEngine, "figures", property(lambda _: EngineFigures(kv_tokens_total=6400, max_rollouts=8, **now))
+    )
+    bench = bench_of(GeneratorBench, RolloutGenerator)
+    seen: list[list[EngineLoad]] = []
+    async with bench.bench(tmp_path) as made:
+
+        async def look(**changes: int) -> None:
+            now.update(changes)
+            await bench.settled(10)
+            seen.append([each for each in made.stage["kv_scheduler"].log if isinstance(each, EngineLoad)])
+
+        await made.ask()
+        await made.trajectory()
+        await look()
+        await look()
+        await look(kv_tokens_used=99)
+        await look(kv_tokens_used=100, cached_tokens=7)
+        await look(preempted=1)
+    assert len(seen[0]) >= 1
+    assert len(seen[1]) == len(seen[0]), "a load was sent again though nothing had changed"
+    assert len(seen[2]) == len(seen[0]), "less than a 64th of the cache is no news"
+    assert [(load.kv_tokens_used, load.cached_tokens) for load in seen[3][len(seen[2]) :]] == [(100, 7)]
+    assert [load.preempted for load in seen[4][len(seen[3]) :]] == [1]
+    assert all(before.news != after.news for before, after in pairwise(seen[4]))
+
+
+async def test_whoever_had_lost_an_idle_generator_hears_its_load_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scheduler and learner drop the engine of a lost generator, which has nothing new to announce."""
+    cut = Cut()
+    monkeypatch.setattr("agent_rl_contract.stage.MemoryNetwork", lambda: FaultyNetwork(MemoryNetwork(), cut))
+    bench = bench_of(GeneratorBench, RolloutGenerator)
+    async with bench.bench(tmp_path) as made:
+        peers = [made.stage[role] for role in ("kv_scheduler", "learner")]
+        loads: dict[str, EngineLoad] = {}
+        events: list[LinkEvent] = []
+        for peer in peers:
+            peer.node.watch(events.append)
+        await bench.settled(10)
+        for peer in peers:
+            *_, loads[peer.name] = [each for each in peer.log if isinstance(each, EngineLoad)]
+        cut.closed = True
+        await trio.sleep(2 * Limits().lost_after)
+        assert sum(isinstance(event, PeerGone) for event in events) == len(peers)
+        for peer in peers:
+            peer.forget()
+        cut.closed = False
+        for peer in peers:
+            assert (await peer.receive(EngineLoad)).news == loads[peer.name].news
+        assert sum(isinstance(event, PeerBack) for event in events) == len(peers)

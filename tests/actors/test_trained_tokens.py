@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -36,10 +36,8 @@ from agent_rl.records.journal import read_journal
 from agent_rl.rollout.episode import Episode
 from agent_rl.rollout.parsing import ParsedCall
 from agent_rl.rollout.prompts import ChatFormat
-from agent_rl.scheduling.policies.base import EngineFacts, Placement, PlacementPolicy, WaitingTurn
-from agent_rl_contract.base import RoleContract
 from agent_rl_contract.engine import eventually
-from tests.actors.simulated_run import NEAR, SimulatedRun
+from tests.actors.simulated_run import NEAR, SimulatedRun, Whole
 
 STEPS, GROUPS, SAMPLES, TURNS, RESPONSE = 6, 2, 4, 5, 220
 LEAVES, STAYS = "rollout_generator.0", "rollout_generator.1"
@@ -133,31 +131,6 @@ class Notes:
         made = ToolResult(message.call, "success", f"({len(self.answers)})", "", "", 0.0, 0.001)
         self.answers.append((message, made))
         return made
-
-
-class Crowding(PlacementPolicy):
-    """Places each rollout at once, on the engines by turns: they run out of KV cache."""
-
-    def __init__(self) -> None:
-        self._engines: list[str] = []
-        self._waiting: list[str] = []
-        self._placed = 0
-
-    def engine_reported(self, facts: EngineFacts, now: float) -> None:
-        self._engines = sorted({*self._engines, facts.engine})
-
-    def engine_draining(self, engine: str, now: float) -> None:
-        self._engines = [other for other in self._engines if other != engine]
-
-    engine_gone = engine_draining
-
-    def turn_waits(self, turn: WaitingTurn, now: float) -> None:
-        self._waiting.append(turn.rollout)
-
-    def decide(self, now: float) -> Iterator[Placement]:
-        while self._engines and self._waiting:
-            self._placed += 1
-            yield Placement(self._waiting.pop(), self._engines[self._placed % len(self._engines)])
 
 
 class Judged(RoCFilter):
@@ -267,14 +240,6 @@ def published(folder: Path) -> Iterator[tuple[int, Reference]]:
         yield version, Reference(model)
 
 
-class Whole(RoleContract):
-    """For its topology."""
-
-    actor = RolloutGenerator
-    role = "rollout_generator"
-    settings: ClassVar = {"max_rollouts": 8, "kv_tokens": 640, "finish_seconds": 1e-3}
-
-
 def amid(run: SimulatedRun) -> int:
     """How many rollouts of the generator that is to leave have a completed turn, and go on."""
     generator = run[LEAVES]
@@ -312,8 +277,9 @@ async def check_all_that_was_sampled_is_trained(folder: Path, engine: str) -> No
         stages=[{**rl, "learning_rate": 1e-2, "warmup_steps": 0}],
     )
     classes = {"kv_scheduler": KVScheduler, "roc_filter": Judged, "rollout_generator": Noted, "learner": NotedLearner}
-    topology.actors["rollout_generator"].settings["engine"] = engine
-    topology.actors["kv_scheduler"].settings["policy"] = f"{__name__}:Crowding"
+    cramped = {"engine": engine, "max_rollouts": 8, "kv_tokens": 640, "finish_seconds": 1e-3}
+    topology.actors["rollout_generator"].settings.update(cramped)
+    topology.actors["kv_scheduler"].settings["policy"] = "tests.actors.simulated_run:PlacesAtOnce"
     with trio.fail_after(400):
         async with trio.open_nursery() as nursery:
             run = SimulatedRun(topology, folder, nursery, classes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -135,22 +135,23 @@ STORIES: list[tuple[str, list[Any]]] = [
 ]  # fmt: skip
 
 
+def requests(story: list[Any]) -> Iterator[tuple[str, dict[str, Any], str]]:
+    """What is said, how, and where the turn stands then."""
+    for at, words in enumerate(story):
+        if isinstance(words, str) and not re.fullmatch(r"\d[a-z_]*(-.*)?", words):
+            changes = story[at + 1] if isinstance(story[at + 1], dict) else {}
+            yield words, changes, story[at + 1 + bool(changes)]
+
+
 @pytest.mark.parametrize("story", [pytest.param(story, id=name) for name, story in STORIES])
 async def test_where_a_turn_stands_and_what_is_trained(story: list[Any]) -> None:
-    words, changes = "", dict[str, Any]()
     async with agent() as at:
-        for each in story:
-            if isinstance(each, dict):
-                changes = each
-            elif re.fullmatch(r"\d[a-z_]*(-.*)?", each):
-                assert (await at.says(words, **changes)).choices, words
-                where, _, out = each.partition("-")
-                lengths = [len(turn.written) for turn in at.kept]
-                tokens = 1 if "token" in out else sum(lengths[int(number) - 1] for number in out)
-                assert (at.where, at.left_out) == (where, tokens), words
-                changes = {}
-            else:
-                words = each
+        for words, changes, expected in requests(story):
+            assert (await at.says(words, **changes)).choices, words
+            where, _, out = expected.partition("-")
+            lengths = [len(turn.written) for turn in at.kept]
+            tokens = 1 if "token" in out else sum(lengths[int(number) - 1] for number in out)
+            assert (at.where, at.left_out) == (where, tokens), words
         seeds = {request.rollout: request.seed for request in at.engine.requests}
         first = at.episode.request
         assert seeds == {
@@ -165,26 +166,16 @@ TWICE = ["Go.", {"count": 2, "max_tokens": 60}, "0", "Go. | =1 | On.", "0", "Go.
 
 @pytest.mark.parametrize("story", [*(pytest.param(story, id=name) for name, story in STORIES), TWICE, TAKEN_UP])
 async def test_a_rollout_that_goes_on_after_a_kill_ends_as_one_that_nothing_disturbed(story: list[Any]) -> None:
-    requests: list[tuple[str, dict[str, Any]]] = []
-    for each in story:
-        if isinstance(each, dict):
-            requests[-1][1].update(each)
-        elif not re.fullmatch(r"\d[a-z_]*(-.*)?", each):
-            requests.append((each, {}))
-
     async def told(kept: list[CompletedTurn]) -> tuple[Any, ...]:
         async with agent(kept) as at:
             at.texts.clear()
             at.engine.before = len(kept)
-            choices = [(await at.says(words, **changes)).choices for words, changes in requests]
+            given = [await at.says(words, **changes) for words, changes, _ in requests(story)]
             made = at.episode.trajectory(generator="g", seconds=0.0)
             strands = [(each.cause, each.side, each.whole, each.turns) for each in at.episode.strands]
-            return (
-                strands,
-                made.excluded,
-                made.unpack().loss_mask.tolist(),
-                [each.content for row in choices for each in row],
-            )
+            said = [(each.tokens.tolist(), each.finish) for turn in given for each in turn.choices]
+            prompts = [(turn.prompt.tolist(), turn.policy_version) for turn in given]
+            return strands, made.excluded, made.unpack().loss_mask.tolist(), said, prompts
 
     whole: list[CompletedTurn] = []
     undisturbed = await told(whole)
@@ -230,27 +221,14 @@ async def test_requests_at_once_that_go_on_from_one_turn_are_two_sequences() -> 
         assert (len(first.turns), len(second.turns), second.cause) == (2, 1, "rewrite")
 
 
-async def test_turns_of_an_earlier_process_are_given_in_their_order_then_new_ones_are_written() -> None:
+async def test_the_second_of_several_turns_is_no_turn_of_an_earlier_process() -> None:
     kept: list[CompletedTurn] = []
-    asked = ["Go.", "Go.", "Go. | =1 | On.", "Other."]
     async with agent(kept) as at:
-        before = [await at.says(words) for words in asked]
-    async with agent(list(kept)) as at:
-        after = [await at.says(words) for words in asked]
-        for one, other in zip(before, after, strict=True):
-            assert [one.prompt.tolist(), one.policy_version] == [other.prompt.tolist(), other.policy_version]
-            assert [each.tokens.tolist() for each in one.choices] == [each.tokens.tolist() for each in other.choices]
-            assert [each.finish for each in one.choices] == [each.finish for each in other.choices]
-        assert (at.engine.requests, at.episode.turns, at.where) == ([], 4, "2sub_agent")
-        await at.says("Go. | =1 | On. | =3 | So?")
-        assert (len(at.engine.requests), at.where) == (1, "0")
-        await at.says("Before: {2}")
-        assert at.where == "3compaction"
-        again = await at.says("Go.")
-        assert (at.where, again.prompt.tolist()) == ("4again", before[0].prompt.tolist())
+        for _ in range(2):
+            await at.says("Go.")
     async with agent(list(kept)) as at:
         assert len((await at.says("Go.", count=2, max_tokens=60)).choices) == 2
-        assert len(at.engine.requests) == 1, "the second of several turns is no turn of the earlier process"
+        assert len(at.engine.requests) == 1
 
 
 @pytest.mark.parametrize("stop", [(), ("number",), ("1.",)])
@@ -281,14 +259,10 @@ async def test_messages_that_leave_no_room_end_nothing_and_turns_that_are_used_u
     async with agent(longest=90, turns=3) as at:
         await at.says("Go.", **NONE)
         for words in ("x" * 90, f"Go. | =1 | {'x' * (90 - len(at.episode.tokens) - 3)}"):
-            assert ((await at.says(words, **NONE)).refusal, at.episode.ended, at.rollout.overflowed) == (
-                "overflow",
-                None,
-                True,
-            )
-        assert (await at.says(f"Go. | =1 | {'x' * (90 - len(at.episode.tokens) - 4)}", **NONE)).choices[
-            0
-        ].finish == "length"
+            assert (await at.says(words, **NONE)).refusal == "overflow"
+            assert (at.episode.ended, at.rollout.overflowed) == (None, True)
+        (last,) = (await at.says(f"Go. | =1 | {'x' * (90 - len(at.episode.tokens) - 4)}", **NONE)).choices
+        assert last.finish == "length"
         assert (at.episode.ended, at.episode.budget) == ("truncated", 0)
     async with agent(turns=2) as at:
         assert (await at.says("Go.")).choices

@@ -1,9 +1,11 @@
-"""Turns that environments answer and users' own loops, in the generator: what is refused, whose fault it is, what goes
-on.
+"""Turns that environments answer, users' own loops and the prompts of templates, in the generator: what is refused,
+whose fault it is, what goes on.
 """
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -17,7 +19,7 @@ from agent_rl.config.topology import EnvironmentEntry
 from agent_rl.messages import Branch, Sampling, ToolCall, ToolResult, Trajectory
 from agent_rl_contract.generator_bench import TALKATIVE
 from tests import builders
-from tests.actors.test_rollout_generator import CALL, ask, generator, model
+from tests.actors.test_rollout_generator import CALL, generator, model, rollout
 
 __all__ = ["model"]  # the fixture
 
@@ -25,8 +27,8 @@ TOOL = "python_code_with_standard_io"
 GAME = builders.problem(environment="game")
 
 
-def game(rollout: Callable[..., Any] | None = None) -> EnvironmentEntry:
-    path = None if rollout is None else f"{__name__}:{rollout.__name__}"
+def game(loop: Callable[..., Any] | None = None) -> EnvironmentEntry:
+    path = None if loop is None else f"{__name__}:{loop.__name__}"
     tools = ("agent_rl.environments.python_tools:python",)
     return EnvironmentEntry(**{"class": TALKATIVE, "name": "game", "rollout": path, "tools": tools})
 
@@ -37,8 +39,12 @@ async def sampled(
     """The trajectory of one rollout of this loop."""
     texts = script or (lambda number, _: f"turn {number}")
     async with generator(folder, model, texts, tasks=game(loop), **options) as (stage, _):
-        await ask(stage, problem=GAME, sampling=Sampling(1.0, tokens, 4))
-        return await stage["roc_filter"].receive(Trajectory)
+        return await rollout(stage, problem=GAME, sampling=Sampling(1.0, tokens, 4))
+
+
+def refused(said: str) -> Any:
+    """The generator does not start, and says so."""
+    return pytest.RaisesGroup(pytest.RaisesExc(EngineRefusedError, match=said), flatten_subgroups=True)
 
 
 def start(problem: Any) -> list[dict[str, str]]:
@@ -62,11 +68,6 @@ async def hangs(problem: Any, model: Any, tools: Any) -> None:
     await trio.sleep_forever()
 
 
-async def rewrites(problem: Any, model: Any, tools: Any) -> None:
-    said = await model(start(problem))
-    await model([*start(problem), {"role": "assistant", "content": said.upper()}, {"role": "user", "content": "?"}])
-
-
 async def asks_for_nothing(problem: Any, model: Any, tools: Any) -> None:
     await model(start(problem), max_tokens=0)
 
@@ -76,11 +77,6 @@ async def asks_at_once(problem: Any, model: Any, tools: Any) -> None:
         for limit in (None, 9, 9):
             nursery.start_soon(partial(model, start(problem), max_tokens=limit))
             await trio.sleep(0.0001)  # less than a token takes
-
-
-async def goes_on_after_a_short_turn(problem: Any, model: Any, tools: Any) -> None:
-    said = await model(start(problem), max_tokens=5)
-    await model([*start(problem), {"role": "assistant", "content": said}, {"role": "user", "content": "Go on."}])
 
 
 async def has_a_helper(problem: Any, model: Any, tools: Any) -> None:
@@ -151,10 +147,8 @@ def not_there(*_: Any) -> EngineError:
 @pytest.mark.parametrize(
     ("loop", "script", "tokens", "status", "turns", "branches"),
     [
-        (rewrites, None, 400, "finished", 2, [("rewrite", (2,))]),
         (asks_at_once, None, 400, "finished", 3, [("again", (2,)), ("again", (3,))]),
         (has_a_helper, None, 400, "finished", 4, [("sub_agent", (2, 3))]),
-        (goes_on_after_a_short_turn, wordy, 50, "truncated", 2, [("rewrite", (2,))]),
         (uses_its_tool, wordy, 50, "truncated", 1, []),
         (uses_its_tool, not_there, 400, "failed", 0, []),
         (swallows, not_there, 400, "failed", 0, []),
@@ -207,8 +201,40 @@ async def test_a_template_that_changes_earlier_turns_is_refused_where_turns_are_
         "{% if add_generation_prompt %}<|assistant|>{% endif %}"
     )
     (tmp_path / "forgets.jinja").write_text(forgets)
-
-    said = "environment 'game' answers turns, and the chat template then changes earlier turns: thinking before a call"
-    with pytest.RaisesGroup(pytest.RaisesExc(EngineRefusedError, match=said), flatten_subgroups=True):
+    with refused("environment 'game' answers turns, and the chat template then changes earlier turns: thinking before"):
         async with generator(tmp_path, model, str, tasks=game(loop), template="forgets.jinja"):
             await trio.sleep_forever()
+
+
+# A prompt that is the model's chat template: refused, or run with the template's tool role -------------------------------
+
+
+def maths(folder: Path) -> EnvironmentEntry:
+    (folder / "problems.jsonl").write_text(json.dumps({"id": "p", "problem": "What is 2 + 2?", "answer": "4"}) + "\n")
+    settings = {"files": ["problems.jsonl"], "prompt": "template"}
+    return EnvironmentEntry(**{"class": "maths", "name": "arithmetic", "settings": settings})
+
+
+async def test_tools_calls_and_results_are_the_templates(tmp_path: Path, model: Path) -> None:
+    turns = [3 * CALL, "\\boxed{4}"]
+    shutil.copy(Path(__file__).with_name("tools.jinja"), tmp_path)
+    options: dict[str, Any] = {"tasks": maths(tmp_path), "template": "tools.jinja", "tool_calls_per_turn": 2}
+    async with generator(tmp_path, model, lambda number, _: turns[number - 1], **options) as (stage, actor):
+        made = await rollout(stage, sampling=Sampling(1.0, 2000, 3))
+        body = made.unpack()
+        prompt, given = (
+            actor._chat.decode(each.tolist()) for each in (body.prompt_tokens, body.tokens[body.loss_mask == 0])
+        )
+        assert (made.status, made.turns) == ("finished", 2)
+        assert prompt.startswith('<|user|>{"type": "function", "function": {"name": "python_code')
+        assert prompt.endswith("<|end|><|user|>What is 2 + 2?<|end|><|assistant|>")
+        assert given.count(f"<|user|>{TOOL}: 4") == 2
+        assert f"<|user|>{TOOL}: Error: a turn may make 2 tool calls, and this turn made 3" in given
+        assert "<tool_response>" not in given
+        assert [call.outcome for call in made.transcript.calls] == ["success", "success", "malformed"]
+
+
+async def test_a_template_without_tools_is_refused_at_the_start(tmp_path: Path, model: Path) -> None:
+    with refused(f"the chat template of {tmp_path}.*: .* does not list tools"):
+        async with generator(tmp_path, model, str, tasks=maths(tmp_path)):
+            pass
