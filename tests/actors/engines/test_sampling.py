@@ -32,18 +32,6 @@ def test_a_draw_depends_on_nothing_but_seed_and_position(seed: int, position: in
     assert alone[0] == company[1]
 
 
-def test_frequencies_follow_the_distribution_at_its_temperature() -> None:
-    count, temperature = 20000, 0.7
-    logits = torch.tensor([0.0, 1.0, -float("inf"), 2.0, -1.0])
-    draws = uniforms(np.arange(count, dtype=np.uint64), np.full(count, 17))
-    tokens, logprobs = sample(logits.expand(count, 5), np.full(count, temperature, np.float32), draws)
-    expected = (logits / temperature).softmax(-1)
-    frequencies = torch.bincount(tokens, minlength=5) / count
-    assert (frequencies - expected).abs().max() < 0.012
-    assert frequencies[2] == 0
-    torch.testing.assert_close(logprobs, expected.log()[tokens])
-
-
 def test_greedy_and_sampled_rows_share_a_batch() -> None:
     logits = torch.tensor([[0.0, 3.0, 1.0], [0.0, 3.0, 1.0], [0.0, 3.0, 1.0]])
     tokens, logprobs = sample(logits, float_array(0.0, 2.0, 1.0), float_array(0.99, 0.999, 0.0))
@@ -63,30 +51,28 @@ def test_the_largest_draw_never_takes_what_is_impossible() -> None:
 
 
 @pytest.mark.parametrize(
-    ("top_p", "top_k", "kept"),
+    ("temperature", "filters", "kept"),
     [
-        (1.0, 2, [1, 3]),
-        (1.0, 1, [3]),
-        (0.5, 0, [3]),
-        (0.9, 0, [0, 1, 3]),
-        (0.5, 3, [3]),
-        (1.0, 99, [0, 1, 3, 4]),
-        (1e-6, 0, [3]),
+        (0.7, (), [0, 1, 3, 4]),
+        (1.0, (1.0, 2), [1, 3]),
+        (1.0, (1.0, 1), [3]),
+        (1.0, (0.5, 0), [3]),
+        (1.0, (0.9, 0), [0, 1, 3]),
+        (1.0, (0.5, 3), [3]),
+        (1.0, (1.0, 99), [0, 1, 3, 4]),
+        (1.0, (1e-6, 0), [3]),
     ],
 )
-def test_filters_keep_the_likeliest_tokens_alone(top_p: float, top_k: int, kept: list[int]) -> None:
+def test_frequencies_follow_the_distribution_at_its_temperature_of_the_likeliest_tokens_alone(
+    temperature: float, filters: tuple[float, ...], kept: list[int]
+) -> None:
     count = 20000
     logits = torch.tensor([0.0, 1.0, -float("inf"), 2.0, -1.0])  # 0.09, 0.24, 0, 0.64, 0.03
     draws = uniforms(np.arange(count, dtype=np.uint64), np.full(count, 17))
-    tokens, logprobs = sample(
-        logits.expand(count, 5),
-        np.ones(count, np.float32),
-        draws,
-        np.full(count, top_p, np.float32),
-        np.full(count, top_k),
-    )
+    of_rows = [np.full(count, each, kind) for each, kind in zip(filters, (np.float32, np.int64), strict=False)]
+    tokens, logprobs = sample(logits.expand(count, 5), np.full(count, temperature, np.float32), draws, *of_rows)
     expected = torch.zeros(5)
-    expected[kept] = logits.softmax(-1)[kept]
+    expected[kept] = (logits / temperature).softmax(-1)[kept]
     frequencies = torch.bincount(tokens, minlength=5) / count
     assert frequencies.nonzero()[:, 0].tolist() == kept
     assert (frequencies - expected / expected.sum()).abs().max() < 0.012
