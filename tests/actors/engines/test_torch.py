@@ -1,12 +1,11 @@
-"""The torch engine: the engines' contract, and what is its own."""
+"""The torch engine: the engines' contract, and what is its own; its host memory, where device and host are the same."""
 
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import pytest
@@ -16,14 +15,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from actors.engines.base import EngineError
-from actors.engines.reference import TINY_KNOWN, TINY_VOCABULARY, Architecture, save_tiny_model
+from actors.engines.base import Engine, EngineError, TurnRequest, TurnResult
+from actors.engines.reference import Architecture, save_tiny_model
 from actors.engines.torch import packing
 from actors.engines.torch.engine import TorchEngine
 from actors.engines.torch.fused import Projection
 from actors.engines.torch.kv_cache import KVCache
-from actors.engines.torch.model import CausalModel
+from actors.engines.torch.model import CausalModel, HostMemory
 from actors.engines.torch.packing import prefill_parts, rounded, spans
+from actors.engines.torch.sampling import sample, uniforms
 from agent_rl.learning.linear import CACHES, PRODUCTS
 from agent_rl.messages import PolicyVersion
 from agent_rl_contract.engine import (
@@ -38,14 +38,10 @@ from agent_rl_contract.engine import (
     generate_all,
     random_prompt,
     save_other_weights,
+    sleeping,
     turn,
 )
 from tests.sending import check_sent_weights, check_weights_of_several_ranks
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
-
-    from actors.engines.base import Engine, TurnRequest, TurnResult
 
 pytestmark = pytest.mark.real_time
 
@@ -84,11 +80,18 @@ def test_contract(
     trio.run(check, new_subject(tmp_path, architecture, kv_on_update))
 
 
-@pytest.mark.parametrize("architecture", ["qwen2", "granite"])
+@pytest.mark.parametrize(("architecture", "on_cpu"), [("qwen2", True), ("granite", True), ("qwen3", False)])
 @pytest.mark.parametrize("check", [check_greedy_is_the_models_own, check_weights_change_under_way])
-def test_other_architectures(
-    check: Callable[[Subject], Awaitable[None]], architecture: Architecture, tmp_path: Path
+def test_other_architectures_and_the_parts_of_a_gpu_get_the_same_tokens(
+    check: Callable[[Subject], Awaitable[None]],
+    architecture: Architecture,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    on_cpu: bool,
 ) -> None:
+    monkeypatch.setattr(
+        packing, "prefill_parts", lambda counts, first, **_: prefill_parts(counts, first, on_cpu=on_cpu)
+    )
     trio.run(check, new_subject(tmp_path, architecture))
 
 
@@ -126,20 +129,6 @@ def test_fused_without_one_dnn_parameters_are_parts_of_one_tensor(architecture: 
         assert made[0]._weight.untyped_storage().data_ptr() == attention.v_proj.weight.untyped_storage().data_ptr()
 
 
-async def test_equals_generate_of_hugging_face(tmp_path: Path) -> None:
-    from transformers import AutoModelForCausalLM
-
-    subject = new_subject(tmp_path)
-    prompt = random_prompt(5, 33)
-    model = AutoModelForCausalLM.from_pretrained(subject.model_path)
-    inputs = torch.tensor([prompt])
-    padding = list(range(TINY_KNOWN, TINY_VOCABULARY))
-    options = {"do_sample": False, "max_new_tokens": 90, "suppress_tokens": padding}
-    whole = model.generate(inputs, attention_mask=torch.ones_like(inputs), **options)
-    async with subject.running() as engine:
-        assert (await engine.generate(turn("r", prompt, 90))).tokens.tolist() == whole[0, 33:].tolist()
-
-
 async def test_only_what_is_new_is_computed(tmp_path: Path) -> None:
     subject = new_subject(tmp_path)
     async with subject.running() as engine:
@@ -160,20 +149,6 @@ async def test_only_what_is_new_is_computed(tmp_path: Path) -> None:
         assert engine.figures.passes["1+"].context == 40 + 53 + 40, "a parked sequence is not computed"
 
 
-async def test_a_groups_prompt_is_computed_once(tmp_path: Path) -> None:
-    subject = new_subject(tmp_path)
-    prompt = random_prompt(0, 40)
-    async with subject.running(max_rollouts=8) as engine:
-        requests = [turn(f"r{i}", prompt, 12, temperature=1.0, seed=i) for i in range(8)]
-        results = await generate_all(engine, requests)
-        assert engine.figures.prefilled_tokens < 3 * 40
-        assert engine.figures.cached_tokens > 5 * 40
-        assert len({tuple(result.tokens.tolist()) for result in results}) > 4
-        for result in results:
-            expected = subject.reference.logprobs(prompt, result.tokens.tolist(), 1.0)
-            assert abs(result.logprobs - expected).max() < 1e-4
-
-
 async def prefilled_by(engine: Engine, requests: Sequence[TurnRequest]) -> tuple[list[TurnResult], int]:
     before = engine.figures.prefilled_tokens
     results = await generate_all(engine, requests)
@@ -184,8 +159,8 @@ async def test_a_prefix_is_computed_once_whenever_its_sequences_come(tmp_path: P
     subject = new_subject(tmp_path, kv_on_update="recompute")
     prompt = random_prompt(0, 40)
     async with subject.running(max_rollouts=16) as engine:
-        results, prefilled = await prefilled_by(engine, [turn("first", prompt, 12)])
-        assert prefilled == 40
+        results, prefilled = await prefilled_by(engine, [turn(f"first{i}", prompt, 12) for i in range(5)])
+        assert prefilled in {40, 41}, "one computes the prompt of all; who comes a step later, its last token"
         later, prefilled = await prefilled_by(engine, [turn(f"later{i}", prompt, 12) for i in range(3)])
         assert prefilled == 1, "equal prompts: the last token once"
         tails = [[*prompt, *random_prompt(9 + i, 10)] for i in range(4)]
@@ -195,7 +170,8 @@ async def test_a_prefix_is_computed_once_whenever_its_sequences_come(tmp_path: P
         fresh = [[*other, *random_prompt(20 + i, 10)] for i in range(4)]
         both, prefilled = await prefilled_by(engine, [turn(f"o{i}", tokens, 8) for i, tokens in enumerate(fresh)])
         assert prefilled == 30 + 4 * 10, "of those that come at once, one computes what they share"
-        assert engine.figures.cached_tokens == 3 * 40 - 1 + 4 * 40 + 3 * 30
+        given = 5 * 40 + 3 * 40 + 4 * 50 + 4 * 40
+        assert engine.figures.cached_tokens + engine.figures.prefilled_tokens == given
         for result in (*results, *later):
             assert result.tokens.tolist() == subject.reference.greedy(prompt, 12)
         for tokens, result in zip(fresh, both, strict=True):
@@ -283,23 +259,11 @@ async def test_weights_that_are_not_finite_stop_the_engine(tmp_path: Path) -> No
     subject = new_subject(tmp_path)
     weights = load_file(subject.model_path / "model.safetensors")
     save_file({name: tensor * float("nan") for name, tensor in weights.items()}, tmp_path / "nan.safetensors")
-    failures: list[str] = []
-
-    async def expect_failure(engine: TorchEngine) -> None:
-        with pytest.raises(EngineError, match="not finite") as caught:
-            await engine.generate(turn("r", random_prompt(0, 10), 5))
-        failures.append(str(caught.value))
-
-    engine = TorchEngine(
-        subject.model_path, max_rollouts=2, kv_tokens=None, dtype="float32", initial_policy=FIRST_POLICY
-    )
-    with pytest.RaisesGroup(pytest.RaisesExc(EngineError, match="not finite")):
-        async with trio.open_nursery() as nursery:
-            await nursery.start(engine.run)
+    with pytest.RaisesGroup(pytest.RaisesExc(EngineError, match="not finite"), flatten_subgroups=True):
+        async with subject.running() as engine:
             await engine.load_weights(tmp_path / "nan.safetensors", PolicyVersion(2, 0))
-            with trio.CancelScope(shield=True):
-                await expect_failure(engine)
-    assert len(failures) == 1
+            with trio.CancelScope(shield=True), pytest.raises(EngineError, match="not finite"):
+                await engine.generate(turn("r", random_prompt(0, 10), 5))
     with pytest.raises(EngineError, match="not running"):
         await engine.generate(turn("r", random_prompt(0, 10), 5))
 
@@ -357,13 +321,9 @@ async def test_bfloat16_is_near_the_reference(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_weights_that_are_sent(tmp_path: Path) -> None:
-    trio.run(check_sent_weights, new_subject(tmp_path))
-
-
-@pytest.mark.slow
-def test_weights_that_several_ranks_send(tmp_path: Path) -> None:
-    trio.run(check_weights_of_several_ranks, new_subject(tmp_path))
+@pytest.mark.parametrize("check", [check_sent_weights, check_weights_of_several_ranks])
+def test_weights_that_are_sent(check: Callable[[Subject], Awaitable[None]], tmp_path: Path) -> None:
+    trio.run(check, new_subject(tmp_path))
 
 
 def test_numbers_of_tokens_are_rounded_up_by_a_sixteenth_at_most_to_few_different_ones() -> None:
@@ -390,80 +350,10 @@ def test_new_tokens_are_padded_to_similar_ones_on_a_processor_and_to_few_kernels
     assert prefill_parts(counts[:2], 2, on_cpu=False) == []
 
 
-@pytest.mark.parametrize("check", [check_greedy_is_the_models_own, check_weights_change_under_way])
-def test_the_parts_of_a_gpu_get_the_same_tokens(
-    check: Callable[[Subject], Awaitable[None]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(packing, "prefill_parts", lambda counts, first, **_: prefill_parts(counts, first, on_cpu=False))
-    trio.run(check, new_subject(tmp_path))
-
-
 def test_rows_are_read_apart_where_padding_would_cost_more():
     assert spans(np.array([250] * 8 + [50] * 56), 256) == ((0, 8, 250), (8, 64, 50))
     assert spans(np.array([51] * 8 + [50] * 56), 256) == ((0, 64, 51),)
     assert spans(np.array([60] * 8 + [50] * 56), 256) == ((0, 20, 60), (20, 64, 50))
-
-
-# In a process of its own: the libraries read their limits once.
-SCRIPT = """
-import sys
-from pathlib import Path
-
-import numpy as np
-import torch
-import transformers
-
-from actors.engines.base import TurnRequest
-from actors.engines.torch.decode import Decoder
-from actors.engines.torch.model import CausalModel
-from actors.engines.torch.sequences import SequenceTurn
-from agent_rl.learning.tiny import initialise_model
-from agent_rl.messages import PolicyVersion
-from benchmarks.rollout_models import quickstart_model
-
-def held():
-    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 2**20
-
-torch.set_num_threads(1)
-transformers.logging.disable_progress_bar()
-model = Path(sys.argv[1])
-initialise_model(quickstart_model(), model, seed=0)
-random = np.random.default_rng(0)
-with torch.inference_mode():
-    served = CausalModel(model, dtype="float32", device=torch.device("cpu"))
-    decoder = Decoder(served, max_rollouts=256, kv_tokens=None, kv_on_update="keep", policy=PolicyVersion(0, 0))
-    running = number = 0
-    for step in range(300):
-        if step == 40:
-            before = held()
-        if step % 10 == 0:
-            wanted = int(random.integers(1, 257))
-        while running < wanted:
-            number, running = number + 1, running + 1
-            tokens = random.integers(10, 100, int(random.integers(4, 64)))
-            request = TurnRequest(
-                rollout=str(number),
-                tokens=tokens,
-                max_tokens=int(random.integers(1, 60)),
-                temperature=1.0,
-                stop_tokens=frozenset(),
-                seed=number,
-            )
-            decoder.submit(SequenceTurn(request, number, tokens))
-        for turn, _ in decoder.step():
-            decoder.release(turn.rollout)
-            running -= 1
-print(held() - before)
-"""
-
-
-def growth(model: Path, **environment: str) -> float:
-    """MiB by which the process grows in 260 steps of random numbers of rows."""
-    own = {name: value for name, value in os.environ.items() if name not in CACHES}
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(model)], capture_output=True, text=True, check=True, env=own | environment
-    )
-    return float(done.stdout)
 
 
 def test_the_engine_bounds_the_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -474,8 +364,141 @@ def test_the_engine_bounds_the_caches(tmp_path: Path, monkeypatch: pytest.Monkey
     assert {os.environ[name] for name in CACHES} == {PRODUCTS}
 
 
-@pytest.mark.slow
-def test_new_numbers_of_rows_take_no_more_memory(tmp_path: Path) -> None:
-    bounded = growth(tmp_path / "model")
-    unbounded = growth(tmp_path / "model", **dict.fromkeys(CACHES, "1024"))
-    assert bounded < unbounded / 2, f"{bounded} MiB with the bound, {unbounded} MiB with what the libraries keep"
+def test_content_leaves_and_comes_back_with_all_views() -> None:
+    whole = torch.randn(6, 4)
+    parts, other = whole.split([2, 4]), torch.arange(5)
+    before = [tensor.clone() for tensor in (whole, *parts, other)]
+    away = HostMemory([whole, *parts, other])
+    assert away.size == 6 * 4 * 4 + 5 * 8
+    for _ in range(2):
+        away.take()
+        away.take()
+        assert whole.untyped_storage().nbytes() == other.untyped_storage().nbytes() == 0
+        away.put_back()
+        away.put_back()
+        for tensor, expected in zip((whole, *parts, other), before, strict=True):
+            assert torch.equal(tensor, expected)
+        assert parts[1].data_ptr() == whole[2:].data_ptr()
+
+
+def test_a_fused_model_computes_the_same_after_its_weights_were_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU: without oneDNN, parameters are parts of one tensor."""
+    monkeypatch.setattr("actors.engines.torch.model._has_one_dnn", lambda dtype: False)
+    save_tiny_model(tmp_path / "model", "qwen3", seed=0)
+    with torch.inference_mode():
+        model = CausalModel(tmp_path / "model", dtype="bfloat16", device=torch.device("cpu"))
+        assert model._fused is not None
+        qkv = model._fused._layers[0].qkv
+        inputs = torch.randn(3, qkv._weight.shape[1]).bfloat16()
+        expected = qkv(inputs)
+        away = HostMemory(parameter for layer in qkv._layers for parameter in layer.parameters())
+        away.take()
+        assert qkv._weight.untyped_storage().nbytes() == 0
+        away.put_back()
+        assert torch.equal(qkv(inputs), expected)
+
+
+async def test_an_engine_that_finds_no_memory_to_wake_dies_and_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: HostMemory) -> None:
+        raise torch.OutOfMemoryError("12 GiB wanted, 3 GiB free")
+
+    with pytest.RaisesGroup(EngineError, EngineError, flatten_subgroups=True) as caught:
+        async with sleeping(new_subject(tmp_path)) as engine:
+            await engine.sleep()
+            monkeypatch.setattr(HostMemory, "put_back", full)
+            await engine.wake()
+    assert "no memory on cpu to wake: 12 GiB wanted" in str(caught.value.exceptions[0])
+
+
+# Sampling: the right distribution, drawn from the row's own seed.
+
+
+def float_array(*values: float) -> np.ndarray:
+    return np.array(values, np.float32)
+
+
+def test_uniforms_are_uniform_and_uncorrelated() -> None:
+    seeds, positions = np.meshgrid(np.arange(200, dtype=np.uint64), np.arange(200))
+    draws = uniforms(seeds.reshape(-1), positions.reshape(-1)).reshape(200, 200)
+    assert 0.0 <= draws.min() < draws.max() < 1.0
+    histogram = np.histogram(draws, bins=20, range=(0, 1))[0]
+    assert np.abs(histogram / 2000 - 1).max() < 0.12
+    for shifted in (draws[1:] - draws[:-1], draws[:, 1:] - draws[:, :-1]):
+        assert abs(shifted.var() - 1 / 6) < 0.01, "neighbouring seeds or positions correlate"
+
+
+@given(st.integers(0, 2**64 - 1), st.integers(0, 10**6))
+def test_a_draw_depends_on_nothing_but_seed_and_position(seed: int, position: int) -> None:
+    alone = uniforms(np.array([seed], np.uint64), np.array([position]))
+    company = uniforms(np.array([1, seed, 2**63], np.uint64), np.array([5, position, 0]))
+    assert alone[0] == company[1]
+
+
+def test_greedy_and_sampled_rows_share_a_batch() -> None:
+    logits = torch.tensor([[0.0, 3.0, 1.0], [0.0, 3.0, 1.0], [0.0, 3.0, 1.0]])
+    tokens, logprobs = sample(logits, float_array(0.0, 2.0, 1.0), float_array(0.99, 0.999, 0.0))
+    assert tokens.tolist() == [1, 2, 0]
+    expected = [logits[0].log_softmax(-1)[1], (logits[0] / 2).log_softmax(-1)[2], logits[0].log_softmax(-1)[0]]
+    torch.testing.assert_close(logprobs, torch.stack(expected))
+
+
+def test_the_largest_draw_never_takes_what_is_impossible() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(500, 97, generator=generator)
+    logits[:, 60:] = -float("inf")
+    largest = np.full(500, 1 - 2.0**-23, np.float32)
+    tokens, logprobs = sample(logits, np.ones(500, np.float32), largest)
+    assert tokens.max() < 60
+    assert logprobs.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("temperature", "filters", "kept"),
+    [
+        (0.7, (), [0, 1, 3, 4]),
+        (1.0, (1.0, 2), [1, 3]),
+        (1.0, (1.0, 1), [3]),
+        (1.0, (0.5, 0), [3]),
+        (1.0, (0.9, 0), [0, 1, 3]),
+        (1.0, (0.5, 3), [3]),
+        (1.0, (1.0, 99), [0, 1, 3, 4]),
+        (1.0, (1e-6, 0), [3]),
+    ],
+)
+def test_frequencies_follow_the_distribution_at_its_temperature_of_the_likeliest_tokens_alone(
+    temperature: float, filters: tuple[float, ...], kept: list[int]
+) -> None:
+    count = 20000
+    logits = torch.tensor([0.0, 1.0, -float("inf"), 2.0, -1.0])  # 0.09, 0.24, 0, 0.64, 0.03
+    draws = uniforms(np.arange(count, dtype=np.uint64), np.full(count, 17))
+    of_rows = [np.full(count, each, kind) for each, kind in zip(filters, (np.float32, np.int64), strict=False)]
+    tokens, logprobs = sample(logits.expand(count, 5), np.full(count, temperature, np.float32), draws, *of_rows)
+    expected = torch.zeros(5)
+    expected[kept] = (logits / temperature).softmax(-1)[kept]
+    frequencies = torch.bincount(tokens, minlength=5) / count
+    assert frequencies.nonzero()[:, 0].tolist() == kept
+    assert (frequencies - expected / expected.sum()).abs().max() < 0.012
+    torch.testing.assert_close(logprobs, (expected / expected.sum()).log()[tokens])
+
+
+def test_tokens_as_likely_as_the_last_of_the_top_k_are_kept() -> None:
+    logits = torch.tensor([[1.0, 3.0, 1.0, 1.0, 0.0]]).expand(500, 5)
+    draws = uniforms(np.arange(500, dtype=np.uint64), np.zeros(500, np.int64))
+    tokens, _ = sample(logits, np.full(500, 5.0, np.float32), draws, np.ones(500, np.float32), np.full(500, 2))
+    assert set(tokens.tolist()) == {0, 1, 2, 3}
+
+
+def test_a_row_without_filters_draws_as_if_it_were_alone() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(64, 97, generator=generator)
+    draws = uniforms(np.arange(64, dtype=np.uint64), np.zeros(64, np.int64))
+    temperatures = np.where(np.arange(64) % 4 == 1, 0.0, 1.0).astype(np.float32)
+    alone, _ = sample(logits, temperatures, draws)
+    top_k = np.where(np.arange(64) % 2 == 0, 3, 0)
+    mixed, _ = sample(logits, temperatures, draws, np.ones(64, np.float32), top_k)
+    assert mixed[1::2].tolist() == alone[1::2].tolist()
+    assert all(token in row.topk(3).indices for token, row in zip(mixed[::2], logits[::2], strict=True))

@@ -1,10 +1,11 @@
-"""Ranks of a learner: when one begins and ends, and what rank 0 says of one that is lost. Nothing is trained here."""
+"""Ranks of a learner: orders of rank 0, when a rank begins and ends, what is said of one that is lost. Nothing is trained."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
@@ -12,18 +13,27 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgpack
+import numpy as np
 import pytest
 import trio
 
+from actors.learner.orders import ORDERS, LeadTrainer, Writing, follow
 from actors.learner.other_ranks import OTHER_SECONDS, OtherRanks, RankLostError
 from actors.learner.rank import Rank
+from agent_rl.config.algorithm import Algorithm
 from agent_rl.config.full import toml_text
 from agent_rl.config.load import load_topology
 from agent_rl.config.standard import RANKS
-from agent_rl.config.topology import Topology
-from agent_rl.learning.finite import TrainingStoppedError
-from agent_rl.messages import RanksState, RanksWanted
+from agent_rl.config.topology import RlStage, SftStage, Topology
+from agent_rl.files.disk import DiskError
+from agent_rl.learning.finite import NotFiniteError, TrainingStoppedError
+from agent_rl.learning.ranks import Ranks
+from agent_rl.learning.trainer import Trainer
+from agent_rl.messages import RanksState, RanksWanted, TrainingGroup
+from agent_rl.records.checkpoint_files import Position
 from agent_rl_contract.stage import running, stand_ins
+from tests import builders
 from transport import Node, PeerGone
 
 SILENT = 30.0
@@ -212,3 +222,114 @@ async def test_a_rank_that_answers_nothing_is_silent() -> None:
 async def test_rank_0_waits_until_ranks_have_ended_that_it_told_to_end() -> None:
     ranks = {f"learner_ranks.{number}": then(ended("", fault="")) for number in range(2)}
     assert await watched(ranks, leaving=True) < SILENT
+
+
+# Orders of rank 0: every method reaches the other ranks with equal arguments, in order, and without pickle.
+
+SFT = SftStage(kind="sft", steps=5, learning_rate=1e-3)
+RL = RlStage(kind="rl", steps=5, max_response_tokens=10, max_turns=2)
+
+
+class Wire(Ranks):
+    """Hands messages from rank 0 to the other rank."""
+
+    def __init__(self) -> None:
+        self.messages: deque[bytes] = deque()
+
+    def broadcast(self, message: bytes) -> bytes:
+        if message:
+            self.messages.append(message)
+            return message
+        return self.messages.popleft()
+
+
+class Called:
+    """The trainer of the other rank, what it stages and what it shares, without a model: takes down what is called."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self.ranks = ranks
+        self.calls: list[tuple[Any, ...]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*given: Any, **named: Any) -> Any:
+            self.calls.append((name, *given, *named.values()))
+            if name == "rl_step":
+                raise NotFiniteError("of all ranks")
+            return self if name == "stage" else f"result of {name}"
+
+        return call
+
+
+def fails(error: Exception) -> None:
+    pytest.fail(f"nothing fails here, and {error!r} did")
+
+
+@pytest.fixture
+def lead(monkeypatch: pytest.MonkeyPatch) -> LeadTrainer:
+    def made(self: Any, ranks: Ranks) -> None:
+        self.ranks = ranks
+
+    monkeypatch.setattr(Trainer, "__init__", made)
+    for method in ORDERS.keys() & vars(Trainer).keys():
+        monkeypatch.setattr(Trainer, method, lambda *given, **named: None)
+    return LeadTrainer(Wire())  # type: ignore[arg-type]
+
+
+def test_the_other_ranks_do_what_rank_0_does(lead: LeadTrainer) -> None:
+    algorithm, position, opened = Algorithm(clip_low=0.125), Position(1, 2, 3, 4), builders.opened(3)
+    trajectory = builders.trajectory(opened, 0, tokens=7)
+    given = TrainingGroup(opened.group, 0, opened.policy, (trajectory,), np.array([1.0], dtype=np.float32))
+    groups = [replace(given, group="before"), given]
+    lead.restore(Path("/run/a"))
+    lead.enter(algorithm)
+    lead.reset_optimizer()
+    assert len(lead.ranks.messages) == 1  # type: ignore[attr-defined]  # no message for what each does alone
+    lead.sft_step([([1, 2], [0, 1])], SFT, 2)
+    lead.stay_in_touch()
+    lead.give_memory_back()
+    lead.keep_reference(Path("/run/r"))
+    lead.load_reference(Path("/run/q"))
+    lead.rl_step(groups, RL, 4)  # on the other rank it raises what rank 0 decides about
+    lead.share_weights(7, on_device=True)
+    lead.write_weights(8, Path("/run/w"))
+    lead.stage(Path("/run/b"), position, {"only": "rank 0 needs it"})
+    lead.dismiss()
+    other: Any = Called(lead.ranks)
+    follow(other, Writing(fails), other)
+    assert other.calls == [
+        ("restore", Path("/run/a")),
+        ("enter", algorithm),
+        ("reset_optimizer",),
+        ("sft_step", [([1, 2], [0, 1])], SFT, 2),
+        ("give_memory_back",),
+        ("keep_reference", Path("/run/r")),
+        ("load_reference", Path("/run/q")),
+        ("rl_step", groups, RL, 4),
+        ("share_weights", 7, True),
+        ("keep", 7, "result of share_weights"),
+        ("write_weights", 8, Path("/run/w")),
+        ("stage", Path("/run/b"), position),
+        ("write",),
+        ("finish",),
+    ]
+
+
+def test_what_is_no_order_is_refused(lead: LeadTrainer) -> None:
+    lead.ranks.broadcast(msgpack.packb([["rm", {"path": "/"}]]))
+    other: Any = Called(lead.ranks)
+    with pytest.raises(ValueError, match="no order is named 'rm'"):
+        follow(other, Writing(fails), other)
+    assert other.calls == []
+
+
+@pytest.mark.parametrize(("error", "told"), [(DiskError(Path("/run/b"), 28), 0), (ValueError("of this rank"), 1)])
+def test_rank_0_hears_of_an_error_in_writing_that_it_does_not_have(error: Exception, told: int) -> None:
+    def write() -> None:
+        raise error
+
+    failures: list[Exception] = []
+    writing = Writing(failures.append)
+    writing.start(SimpleNamespace(write=write))  # type: ignore[arg-type]
+    writing.finish()
+    writing.finish()  # nothing is being written
+    assert failures == [error] * told

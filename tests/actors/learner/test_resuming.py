@@ -159,8 +159,6 @@ class Filter:
         self.evaluations: dict[int, dict[int, Any]] = {}
         self.epoch, self.recorded, self.promised, self.fresh, self.undone = 0, -1, 0, True, False
         self.kept_from: int | None = None
-        self.ahead = 0
-        """How many steps are recorded beyond those that are sent."""
         self.entered: list[StageEntered] = []
         self.link: Any = None
         self.supervised: list[SupervisedFigures] = []
@@ -192,8 +190,7 @@ class Filter:
                 await self._again(stage, version)
                 await self._close(stage, version + 2)
                 self.promised = max(known, default=version)
-                ahead = self.ahead if self.kinds[stage : stage + 1] == ["rl"] else 0
-                return StageRecorded(self.epoch, "run", self.promised + ahead)
+                return StageRecorded(self.epoch, "run", self.promised)
             case StepTrained(stage, version, groups, figures):
                 row = self.rows[version]
                 assert version == int(self.facts["learner_at"]), "each step once, in order"
@@ -484,14 +481,6 @@ async def test_a_checkpoint_that_a_skipped_step_puts_off_comes_with_the_next_tra
     # after every second step; that to version 6 was skipped
     assert [at.version for at in world.saved if at.stage == 1] == [1, 2, 4, 7, 8]
     assert len({at.stage for at in world.saved}) == len(STAGES) + 1
-
-
-async def test_a_stage_of_which_more_steps_are_recorded_than_it_has_is_published_at_its_end(tmp_path: Path) -> None:
-    """As after it was made shorter."""
-    world = World(tmp_path)
-    world.filter.ahead = 99
-    await world.story([])
-    assert {8, 13} <= {policy.version for policy, _ in world.policies}
 
 
 async def test_training_goes_on_while_a_checkpoint_is_written(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Hosts pass the parts of a policy on: what the learner sends, how long all hosts take, and what a lost host costs.
+"""Hosts pass the parts of a policy on: who sends to whom, what the learner sends, and what a lost host costs.
 
 Virtual time: every node sends at `RATE`, one part after the other, to whomever.
 """
@@ -6,19 +6,22 @@ Virtual time: every node sends at `RATE`, one part after the other, to whomever.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import trio
 from trio.testing import MockClock
 
 from actors.weights import files
-from actors.weights.chain import LEARNER
+from actors.weights.chain import LEARNER, Chain, Chains
 from actors.weights.fetch import FetchedWeights
 from actors.weights.files import PublishedWeights
 from agent_rl.messages import PolicyPublished, PolicyVersion, WeightsPart, WeightsWanted
+from agent_rl_contract.stage import in_thread
 from transport import PeerLost
 
 PART = 100
@@ -33,11 +36,6 @@ POLICY = PolicyVersion(1, 7)
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "PART_BYTES", PART)
-
-
-async def in_place(work: Callable[..., Any], *arguments: Any, **_: Any) -> Any:
-    await trio.lowlevel.checkpoint()
-    return work(*arguments)
 
 
 class Uplink:
@@ -58,17 +56,15 @@ class Network:
     """A learner and its hosts. A lost host answers nobody, which is noticed after a while."""
 
     def __init__(self, folder: Path, hosts: int) -> None:
-        content = random.Random(3).randbytes(SIZE)
-        self.store = PublishedWeights(folder / "learner", lambda _, path: whole(path, content), fetched=True)
-        self.published = PolicyPublished(
-            POLICY, *self.store.keep(POLICY, {})[:1], 0, 0, *self.store.keep(POLICY, {})[1:]
-        )
-        self.content = content
+        self.content = content = random.Random(3).randbytes(SIZE)
+        (folder / "learner").mkdir(parents=True)
+        self.store = PublishedWeights(folder / "learner", lambda _, path: path.write_bytes(content), fetched=True)
+        uri, size, checksum = self.store.keep(POLICY, {})
+        self.published = PolicyPublished(POLICY, uri, 0, 0, size, checksum)
         self.links = {name: Uplink() for name in (LEARNER, *(f"host{number:02d}" for number in range(hosts)))}
         self.hosts = {name: self._host(folder / name, name) for name in self.links if name}
         self.lost: dict[str, trio.Event] = {name: trio.Event() for name in self.hosts}
         self.done: dict[str, float] = {}
-        self.broken: set[tuple[str, str]] = set()
 
     def _host(self, folder: Path, name: str) -> FetchedWeights:
         folder.mkdir()
@@ -76,41 +72,34 @@ class Network:
         async def ask(source: str, wanted: WeightsWanted) -> WeightsPart:
             return await self.ask(name, source, wanted)
 
-        return FetchedWeights(folder, ask, in_place)
+        return FetchedWeights(folder, ask, in_thread)
 
-    async def ask(self, asker: str, source: str, wanted: WeightsWanted) -> WeightsPart:
-        if source == LEARNER:
-            return await self.links[LEARNER].carry(await self.store.hand_out(wanted, asker, in_place))
-        if (asker, source) in self.broken:
-            await trio.sleep(SILENT_SECONDS)
-            raise PeerLost(source)
-        part: WeightsPart | None = None
+    @asynccontextmanager
+    async def alive(self, name: str) -> AsyncIterator[None]:
+        """What is done within ends with the host."""
         async with trio.open_nursery() as nursery:
 
-            async def lost() -> None:
-                await self.lost[source].wait()
-                nursery.cancel_scope.cancel()
-
-            nursery.start_soon(lost)
-            part = await self.links[source].carry(await self.hosts[source].part(wanted))
-            nursery.cancel_scope.cancel()
-        if part is None:
-            await trio.sleep(SILENT_SECONDS)
-            raise PeerLost(source)
-        return part
-
-    async def fetch(self, name: str) -> None:
-        async with trio.open_nursery() as nursery:
-
-            async def lost() -> None:
+            async def end() -> None:
                 await self.lost[name].wait()
                 nursery.cancel_scope.cancel()
 
-            nursery.start_soon(lost)
+            nursery.start_soon(end)
+            yield
+            nursery.cancel_scope.cancel()
+
+    async def ask(self, asker: str, source: str, wanted: WeightsWanted) -> WeightsPart:
+        if source == LEARNER:
+            return await self.links[LEARNER].carry(await self.store.hand_out(wanted, asker, in_thread))
+        async with self.alive(source):
+            return await self.links[source].carry(await self.hosts[source].part(wanted))
+        await trio.sleep(SILENT_SECONDS)
+        raise PeerLost(source)
+
+    async def fetch(self, name: str) -> None:
+        async with self.alive(name):
             path = await self.hosts[name].fetch(self.published)
             assert path.read_bytes() == self.content
             self.done[name] = trio.current_time()
-            nursery.cancel_scope.cancel()
 
     async def fetch_all(self, lose: dict[str, float] | None = None) -> float:
         """Seconds until every host that is left has the policy. ``lose``: hosts, and when each ends."""
@@ -125,18 +114,11 @@ class Network:
         return max(self.done.values()) - began
 
 
-def whole(path: Path, content: bytes) -> None:
-    path.parent.mkdir(exist_ok=True)
-    path.write_bytes(content)
-
-
 def seconds_of(network: Network, lose: dict[str, float] | None = None) -> float:
     return trio.run(network.fetch_all, lose, clock=MockClock(autojump_threshold=0))
 
 
 def test_sixteen_hosts_take_little_longer_than_one_and_the_learner_sends_each_byte_once(tmp_path: Path) -> None:
-    (tmp_path / "one").mkdir()
-    (tmp_path / "many").mkdir()
     one, many = Network(tmp_path / "one", 1), Network(tmp_path / "many", HOSTS)
     alone, together = seconds_of(one), seconds_of(many)
     assert alone == pytest.approx(SIZE / RATE, rel=0.01)
@@ -146,28 +128,15 @@ def test_sixteen_hosts_take_little_longer_than_one_and_the_learner_sends_each_by
     assert sum(host.passed_bytes for host in many.hosts.values()) == (HOSTS - 1) * SIZE
 
 
-@pytest.mark.parametrize("lost", [0, 4, 7])
-def test_a_host_that_dies_midway_stops_no_other(tmp_path: Path, lost: int) -> None:
-    """The hosts behind it go on from where they are."""
-    network = Network(tmp_path, 8)
-    seconds = seconds_of(network, {f"host{lost:02d}": 4.5})
-    assert len(network.done) == 7
-    assert seconds <= 1.25 * SIZE / RATE + 2 * SILENT_SECONDS
-    assert network.links[LEARNER].sent <= 2 * SIZE
+ONE_AFTER_THE_OTHER = {f"host{lost:02d}": 0.8 + 0.8 * number for number, lost in enumerate((9, 4, 6, 2, 0, 7))}
 
 
-def test_hosts_that_die_one_after_the_other_stop_no_other(tmp_path: Path) -> None:
+@pytest.mark.parametrize("lose", [{"host00": 4.5}, {"host04": 4.5}, {"host09": 4.5}, ONE_AFTER_THE_OTHER], ids=len)
+def test_hosts_that_die_midway_stop_no_other(tmp_path: Path, lose: dict[str, float]) -> None:
+    """The hosts behind them go on from where they are."""
     network = Network(tmp_path, 10)
-    lose = {name: 0.8 + 0.8 * number for number, name in enumerate(random.Random(5).sample(sorted(network.hosts), 6))}
-    seconds_of(network, lose)
+    assert seconds_of(network, lose) <= 1.25 * SIZE / RATE + 2 * SILENT_SECONDS * len(lose)
     assert network.links[LEARNER].sent <= 2 * SIZE
-
-
-def test_two_hosts_that_cannot_reach_each_other_both_get_the_policy(tmp_path: Path) -> None:
-    network = Network(tmp_path, 4)
-    network.broken = {(one, other) for one in network.hosts for other in network.hosts if one < other}
-    seconds_of(network)
-    assert len(network.done) == 4
 
 
 async def test_a_host_that_comes_late_is_sent_nothing_by_the_learner(tmp_path: Path) -> None:
@@ -177,16 +146,78 @@ async def test_a_host_that_comes_late_is_sent_nothing_by_the_learner(tmp_path: P
     assert network.links[LEARNER].sent == SIZE
 
 
-def test_what_was_damaged_on_the_way_comes_from_another(tmp_path: Path) -> None:
-    network = Network(tmp_path, 3)
+@pytest.mark.parametrize("harm", ["unreachable", "damaged"])
+def test_hosts_that_do_not_reach_each_other_or_damage_what_they_send_all_get_the_policy(
+    tmp_path: Path, harm: str
+) -> None:
+    network = Network(tmp_path, 4)
     honest = network.ask
 
     async def ask(asker: str, source: str, wanted: WeightsWanted) -> WeightsPart:
+        if harm == "unreachable" and asker < source:
+            await trio.sleep(SILENT_SECONDS)
+            raise PeerLost(source)
         part = await honest(asker, source, wanted)
-        if source and wanted.offset == 20 * PART:
-            return WeightsPart(part.offset, part.checksum ^ 1, part.data)
-        return part
+        spoils = harm == "damaged" and source and wanted.offset == 20 * PART
+        return replace(part, checksum=part.checksum ^ 1) if spoils else part
 
     network.ask = ask  # type: ignore[method-assign]
     seconds_of(network)
-    assert len(network.done) == 3
+
+
+# A story: `b>a` b asks and is to fetch from a; `b>` from the learner; `b!c>a` c did not answer b; `-a` a is lost.
+
+
+@pytest.mark.parametrize(
+    "story",
+    [
+        pytest.param("a> b>a c>b d>c", id="each fetches from the last"),
+        pytest.param("a> b>a c>b b>a c>b a>", id="who asks again keeps its source"),
+        pytest.param("a> b>a c!b>a d>c", id="of those that send as much the last, and not the learner"),
+        pytest.param("a> b>a c>b c!b>a c!a> c>", id="a source that did not answer is not named again"),
+        pytest.param("a> b>a c>b d>c b!a>", id="no source is behind the asker, however far"),
+        pytest.param("a> b>a -a b> c>b", id="a source that is known to be lost is replaced before it fails"),
+        pytest.param("a> b>a -b c>a", id="a lost one is no source"),
+        pytest.param("a> -a a> b>a", id="one that was lost and asks again is"),
+        pytest.param("a> b>a -b c!a> d>c e>d f!d>e f!e>a", id="a lost one counts for nobody"),
+    ],
+)
+def test_story(story: str) -> None:
+    chain = Chain()
+    for number, word in enumerate(story.split(), 1):
+        if word[0] == "-":
+            chain.lost(word[1])
+        elif told := re.fullmatch(r"(\w)(?:!(\w))?>(\w?)", word):
+            at = " ".join(story.split()[:number])
+            assert chain.source(told[1], told[2] or LEARNER) == told[3], at
+
+
+def test_a_chain_has_no_circle_whatever_fails() -> None:
+    """Random failures, losses and returns: whoever asks is led to the learner in the end."""
+    for seed in range(30):
+        rng, chain, names = random.Random(seed), Chain(), [f"g{number}" for number in range(8)]
+        sources: dict[str, str] = {}
+        for _ in range(200):
+            asker = rng.choice(names)
+            if rng.random() < 0.2:
+                chain.lost(rng.choice(names))
+            failed = sources.get(asker, LEARNER) if rng.random() < 0.3 else LEARNER
+            sources[asker] = chain.source(asker, failed)
+            assert failed == LEARNER or sources[asker] != failed
+            each = asker
+            for _ in names:
+                each = sources.get(each, LEARNER)
+            assert each == LEARNER
+
+
+def test_chains_of_older_policies_are_forgotten() -> None:
+    chains = Chains()
+    assert chains.source(PolicyVersion(1, 1), "a") == LEARNER
+    assert chains.source(PolicyVersion(1, 1), "b") == "a"
+    for version in (2, 3):
+        assert chains.source(PolicyVersion(1, version), "b") == LEARNER
+        assert chains.source(PolicyVersion(1, version), "a") == "b"
+    assert chains.source(PolicyVersion(1, 2), "c") == "a"
+    for name in "ac":
+        chains.lost(name)
+    assert chains.source(PolicyVersion(1, 3), "d") == "b"

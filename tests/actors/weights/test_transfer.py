@@ -19,11 +19,9 @@ import pytest
 import structlog
 import torch
 import trio
-from safetensors.torch import load_file
 from structlog.testing import capture_logs
 
 from actors.engines.base import EngineRefusedError
-from actors.engines.reference import save_tiny_model
 from actors.learner import Learner
 from actors.learner.model import refuse_unavailable
 from actors.rollout_generator import RolloutGenerator
@@ -31,12 +29,11 @@ from actors.weights import kept as keeping
 from actors.weights import transfer
 from actors.weights.kept import KeptShares, KeptWeights
 from actors.weights.resharding import ALIGNED
-from actors.weights.transfer import TransferError, decline, is_transfer, receive, send, unavailable
+from actors.weights.transfer import TransferError, decline, is_transfer, receive, send
 from agent_rl.learning.exporting import Shares
 from agent_rl.learning.finite import TrainingStoppedError
 from agent_rl.messages import PolicyPublished, PolicyVersion, TransferOffer, TransferWanted
 from tests.actors.topologies import micro
-from tests.sending import FILE, Senders, sending
 
 WEIGHTS = {
     "matrix": torch.arange(12, dtype=torch.float32).reshape(3, 4),
@@ -96,16 +93,23 @@ def shares(rank: int, senders: int) -> Shares:
     return Shares(whole.layout, parts)
 
 
-def all_send(threads: ThreadPoolExecutor, listener: socket.socket, offer: TransferOffer) -> list[Future[None]]:
-    return [
-        threads.submit(send, offer, shares(rank, offer.senders), "cpu", rank=rank, listener=None if rank else listener)
-        for rank in range(offer.senders)
-    ]
+def join(
+    threads: ThreadPoolExecutor, listener: socket.socket, offer: TransferOffer, *numbers: int
+) -> list[Future[Any]]:
+    """These processes of a transfer: the ranks of the learner, and after them the workers."""
+    made: list[Future[Any]] = []
+    for number in numbers:
+        if number < offer.senders:
+            own, at = shares(number, offer.senders), None if number else listener
+            made.append(threads.submit(send, offer, own, "cpu", rank=number, listener=at))
+        else:
+            made.append(threads.submit(receive, offer, number - offer.senders, "cpu"))
+    return made
 
 
-def all_fail(futures: list[Future[Any]], word: str = "") -> None:
+def all_fail(futures: list[Future[Any]], said: str = r"weights by gloo, at 127\.0\.0\.1:") -> None:
     for future in futures:
-        with pytest.raises(TransferError, match=rf"weights by gloo, at 127\.0\.0\.1:.*{word}"):
+        with pytest.raises(TransferError, match=said):
             future.result()
 
 
@@ -127,64 +131,50 @@ def test_every_worker_has_every_tensor_bit_for_bit_and_each_value_leaves_the_lea
 
     monkeypatch.setattr(transfer._Group, "send", counted)
     listener, offer = offered(senders, workers, address)
-    sent = all_send(threads, listener, offer)
-    for future in [threads.submit(receive, offer, worker, "cpu") for worker in range(workers)]:
+    processes = join(threads, listener, offer, *range(senders + workers))
+    for future in processes[senders:]:
         received = future.result()
         assert list(received) == list(WEIGHTS)
         for name, tensor in WEIGHTS.items():
             assert received[name].dtype == tensor.dtype
             assert torch.equal(received[name], tensor)
-    for future in sent:
+    for future in processes[:senders]:
         future.result()
     content = sum(tensor.nbytes for tensor in WEIGHTS.values())
     assert content <= sum(sizes) < content + ALIGNED * senders * len(WEIGHTS) + ALIGNED * len(sizes)
     assert max(sizes) <= BUCKET
 
 
-def test_nobody_has_anything_when_a_worker_leaves_before_the_end(threads: ThreadPoolExecutor) -> None:
+@pytest.mark.parametrize("gone", [1, 3])
+def test_nobody_has_anything_when_a_process_leaves_before_the_end(threads: ThreadPoolExecutor, gone: int) -> None:
+    """A rank of the learner, or a worker."""
+
     def leaves(offer: TransferOffer) -> None:
-        with transfer._joined(offer, offer.senders + 1, torch.device("cpu"), transfer.HERE) as group:
-            group.expect(torch.empty(BUCKET, dtype=torch.uint8), 1)
+        held = [transfer._box(part) for part, _ in shares(1, 2).parts.values()]
+        says = json.dumps(held) if gone < offer.senders else transfer.HERE
+        with transfer._joined(offer, gone, torch.device("cpu"), says) as group:
+            if gone < offer.senders:
+                group.send(torch.empty(1, dtype=torch.uint8), 1)
+            else:
+                group.expect(torch.empty(BUCKET, dtype=torch.uint8), 1)
 
     listener, offer = offered(2, 2)
-    others = [*all_send(threads, listener, offer), threads.submit(receive, offer, 0, "cpu")]
-    threads.submit(leaves, offer).result()
-    all_fail(others)
-
-
-def test_nobody_has_anything_when_a_rank_of_the_learner_leaves_before_the_end(threads: ThreadPoolExecutor) -> None:
-    def leaves(offer: TransferOffer) -> None:
-        held = json.dumps([transfer._box(shares(1, 2).parts[name][0]) for name in WEIGHTS])
-        with transfer._joined(offer, 1, torch.device("cpu"), held) as group:
-            group.send(torch.empty(1, dtype=torch.uint8), 1)
-
-    listener, offer = offered(2, 2)
-    sent = threads.submit(send, offer, shares(0, 2), "cpu", listener=listener)
-    others = [sent, *(threads.submit(receive, offer, worker, "cpu") for worker in range(2))]
+    others = join(threads, listener, offer, *({0, 1, 2, 3} - {gone}))
     threads.submit(leaves, offer).result()
     all_fail(others)
 
 
 def test_a_rank_that_no_longer_has_the_policy_is_not_waited_for(threads: ThreadPoolExecutor) -> None:
     listener, offer = offered(2, 1)
-    sent = threads.submit(send, offer, shares(0, 2), "cpu", listener=listener)
-    received = threads.submit(receive, offer, 0, "cpu")
+    others = join(threads, listener, offer, 0, 2)
     threads.submit(decline, offer, 1).result()
-    for future in (sent, received):
-        with pytest.raises(TransferError, match="rank 1 of the learner no longer has the policy"):
-            future.result()
+    all_fail(others, "rank 1 of the learner no longer has the policy")
 
 
 def test_ranks_that_do_not_hold_each_value_once_send_nothing(threads: ThreadPoolExecutor) -> None:
     listener, offer = offered(2, 1)
-    others = [
-        threads.submit(send, offer, shares(0, 2), "cpu", listener=listener),
-        threads.submit(send, offer, shares(2, 3), "cpu", rank=1),
-        threads.submit(receive, offer, 0, "cpu"),
-    ]
-    for future in others:
-        with pytest.raises(TransferError, match=r"do not hold half \[7\] once"):
-            future.result()
+    others = join(threads, listener, offer, 0, 2)
+    all_fail([*others, threads.submit(send, offer, shares(2, 3), "cpu", rank=1)], r"do not hold half \[7\] once")
 
 
 @pytest.mark.parametrize("late", [lambda offer: None, lambda offer: receive(replace(offer, key="another"), 1, "cpu")])
@@ -193,7 +183,7 @@ def test_who_does_not_come_or_is_of_another_transfer_is_not_waited_for_for_ever(
 ) -> None:
     monkeypatch.setattr(transfer, "SECONDS", 1.0)
     listener, offer = offered(1, 2)
-    others = [*all_send(threads, listener, offer), threads.submit(receive, offer, 0, "cpu")]
+    others = join(threads, listener, offer, 0, 1)
     other = threads.submit(late, offer)
     all_fail(others)
     if other.exception() is not None:
@@ -215,6 +205,7 @@ async def test_the_newest_policy_alone_is_kept_and_offered_once_to_each_who_asks
         for policy in (older, newer):
             announced = PolicyPublished(policy, *kept.keep(policy, Shares.whole(WEIGHTS))[:1], 0, 0)
             assert is_transfer(announced)
+            assert not is_transfer(replace(announced, uri=f"file:///{announced.uri}"))
         assert kept.offer(TransferWanted(older, 1)).port == 0
         first, second = (kept.offer(TransferWanted(newer, ranks)) for ranks in (1, 4))
         assert (first.ranks, second.ranks) == (1, 4)
@@ -272,11 +263,6 @@ def test_only_when_all_processes_came_to_the_end_is_a_policy_there(came: int) ->
 
 def test_many_ranks_share_the_room_of_a_round() -> None:
     assert [transfer.bucket_bytes(senders) >> 20 for senders in (1, 4, 64, 65, 1000)] == [64, 16, 1, 1, 1]
-
-
-def test_files_are_no_transfers() -> None:
-    assert not is_transfer(PolicyPublished(PolicyVersion(1, 1), "file:///gloo/policy.safetensors", 0, 0))
-    assert not unavailable("gloo")
 
 
 def test_without_a_port_to_listen_at_nothing_is_offered(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -379,19 +365,3 @@ def test_nccl_without_a_gpu_is_refused_before_anything_is_waited_for() -> None:
     listener, offer = offered(1, 1)
     with listener, pytest.raises(TransferError, match="weights cannot be transferred by nccl: torch finds no GPU here"):
         receive(replace(offer, backend="nccl"), 0, "cuda")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", [1, 2])
-def test_what_ranks_send_is_what_they_write_to_a_file(
-    tmp_path: Path, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch, workers: int
-) -> None:
-    monkeypatch.setattr(transfer, "SECONDS", 120.0)
-    save_tiny_model(tmp_path, "qwen2", seed=3)
-    with sending(tmp_path, PolicyVersion(1, 1), Senders(shard=2), workers=workers) as offer:
-        received = [threads.submit(receive, offer, worker, "cpu") for worker in range(workers)]
-        found = [each.result() for each in received]
-    expected = load_file(tmp_path / FILE)
-    for weights in found:
-        assert weights.keys() == expected.keys()
-        assert all(torch.equal(weights[name], tensor) for name, tensor in expected.items())

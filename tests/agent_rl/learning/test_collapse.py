@@ -21,6 +21,7 @@ FALLING = [(0.5 - 0.01 * i, *rest) for i, (_, *rest) in enumerate(TURNS)]
 LOW = "the policy's entropy fell to 0.04 nats a token, below entropy_below"
 LONG = "responses went to 500 tokens, from 100 in the 1 steps to step 1"
 SHORT = "responses went to 40 tokens, from 100 in the 1 steps to step 1"
+NONE = "success fell to 0.0%, from 90.0% in the 1 steps to step 1"
 FELL = "success fell to 35.0%, from 75.0% in the 2 steps to step 2"
 
 
@@ -30,6 +31,7 @@ FELL = "success fell to 35.0%, from 75.0% in the 2 steps to step 2"
         ({"window": 2}, [(success, 1, 50) for success in (0.7, 0.8, 0.6, 0.4, 0.3)], [""] * 4 + [FELL]),
         ({"window": 3}, [(success, 1, 50) for success in [0.8] * 5 + [0.0] + [0.8] * 3], [""] * 9),  # one bad step
         ({"window": 1}, [(0.15, 1, 50), (0.06, 1, 50)], ["", ""]),  # a small drop
+        ({"window": 1}, [(0.9,), (0.0, None), (math.nan,), (0.0,)], ["", "", "", NONE]),  # steps without figures
         ({"window": 1, "success_below": 0.0}, [(0.9, 1, 50), (0.0, 1, 50)], ["", ""]),
         ({"window": 1}, TURNS, [""] * 4),  # entropy and length count when asked for
         ({"window": 1, "entropy_below": 0.05}, TURNS, ["", LOW, "", ""]),
@@ -39,14 +41,6 @@ FELL = "success fell to 35.0%, from 75.0% in the 2 steps to step 2"
 def test_what_is_a_collapse(settings, steps, faults):
     watch = CollapseWatch(Collapse(**settings))
     assert [watch.step(number, *figures(*step)) for number, step in enumerate(steps, 1)] == faults
-
-
-def test_steps_without_figures_say_nothing():
-    watch = CollapseWatch(Collapse(window=1))
-    assert watch.step(1, *figures(0.9)) == ""
-    assert watch.step(2, *figures(0.0, None)) == ""
-    assert watch.step(3, *figures(math.nan)) == ""
-    assert watch.step(4, *figures(0.0))
 
 
 @pytest.mark.parametrize("at", range(6))

@@ -1,4 +1,4 @@
-"""Log-probabilities in pieces: equal to the plain ones, with their gradients, and in bounded memory."""
+"""Log-probabilities in pieces: equal to the plain ones, with their gradients; and the memory that products take."""
 
 import os
 import subprocess
@@ -82,10 +82,18 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
 """
 
 
+def printed(script: str, *words: str, **environment: str) -> list[float]:
+    """What a process of its own prints: what it holds says nothing of other tests, and libraries read limits once."""
+    own = {name: value for name, value in os.environ.items() if name not in CACHES} | environment
+    command = [sys.executable, "-c", script, *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120, env=own)
+    return [float(line) for line in done.stdout.split()]
+
+
 def test_the_peak_is_a_few_pieces_not_the_whole_logits():
     """The whole logits would be 1,024 MiB, and their gradient as much again; a piece of 256 tokens is 32 MiB."""
-    done = subprocess.run([sys.executable, "-c", PEAK, "256"], capture_output=True, text=True, check=True)
-    assert float(done.stdout) < 5 * 32
+    [peak] = printed(PEAK, "256")
+    assert peak < 5 * 32
 
 
 def test_one_dnn_layers_are_the_linear_layers_they_replace():
@@ -105,8 +113,7 @@ def test_one_dnn_layers_are_the_linear_layers_they_replace():
     assert all(torch.allclose(one, two, atol=1e-5) for one, two in zip(*grads, strict=True))
 
 
-# In a process of its own: the libraries read their limits once.
-SCRIPT = """
+GROWTH = """
 import torch
 from pathlib import Path
 from torch import nn
@@ -127,20 +134,56 @@ print(held() - before)
 """
 
 
-def growth(**environment: str) -> float:
-    """MiB that 200 forward and backward passes over as many lengths leave behind."""
-    own = {name: value for name, value in os.environ.items() if name not in CACHES}
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True, env=own | environment
-    )
-    return float(done.stdout)
-
-
 def test_products_of_ever_new_lengths_take_no_more_memory():
-    assert growth() < 25
+    """MiB that 200 forward and backward passes over as many lengths leave behind."""
+    [growth] = printed(GROWTH)
+    assert growth < 25
 
 
 @pytest.mark.slow
 def test_without_the_bound_they_do():
     """As many are kept as the libraries keep of their own accord: the test above can fail."""
-    assert growth(**dict.fromkeys(CACHES, "1024")) > 60
+    [growth] = printed(GROWTH, **dict.fromkeys(CACHES, "1024"))
+    assert growth > 60
+
+
+THREADS = """
+import threading
+from pathlib import Path
+from agent_rl.learning.heap import give_heap_back, share_one_heap
+
+def resident():
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon"))
+    return int(line.split()[1]) >> 10
+
+def compute():
+    blocks = [b"x" * ((1 + number % 7) << 20) for number in range(20)]
+    del blocks
+    print(resident())
+    waiting.wait()
+
+{prepare}
+waiting = threading.Barrier(4)
+threads = [threading.Thread(target=compute) for _ in range(3)]
+for thread in threads:
+    thread.start()
+    while waiting.n_waiting < threads.index(thread) + 1:
+        pass
+waiting.wait()
+for thread in threads:
+    thread.join()
+give_heap_back()
+print(resident())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc and glibc's malloc")
+def test_threads_in_turn_keep_the_memory_of_one():
+    """MiB that a process holds after each of three threads has freed 75 MiB, and when it has given memory back."""
+    first, _, third, back = printed(THREADS.replace("{prepare}", "share_one_heap()"))
+    assert 75 <= first <= third <= first + 8
+    assert back <= third - 60
+    first, _, third, _ = printed(
+        THREADS.replace("{prepare}", "")
+    )  # blocks are below glibc's mappings once one was freed
+    assert third >= first + 60

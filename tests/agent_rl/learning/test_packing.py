@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, Qwen2Con
 from agent_rl.learning import packing
 from agent_rl.learning.packing import pack, packed_attention
 from agent_rl.learning.policy_model import ModelOptions, PolicyModel
+from tests.agent_rl.learning.trainers import plain_logprobs
 
 SHAPE = {"vocab_size": 60, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4}
 SHAPE |= {"num_key_value_heads": 2, "max_position_embeddings": 64}
@@ -53,10 +54,7 @@ def test_packed_sequences_get_what_they_get_alone(name, block, options, tmp_path
     logprobs.square().sum().backward()
     tokens = (20 if block else 20 * len(LENGTHS)) + sum(LENGTHS)
     assert computed == [tokens] * (2 if "activation_checkpointing" in options else 1)
-    expected = []
-    for each in given:
-        distribution = plain(each[None]).logits[0, 9:-1].log_softmax(-1)
-        expected.append(distribution.gather(-1, each[10:, None])[:, 0])
+    expected = [plain_logprobs(plain, each)[9:] for each in given]
     torch.cat(expected).square().sum().backward()
     assert torch.allclose(logprobs, torch.cat(expected), atol=1e-5)
     gradients = dict(plain.named_parameters())
@@ -81,8 +79,7 @@ def test_nothing_is_dropped_unless_asked(name, tmp_path, *, checkpointing):
     model = PolicyModel(saved(config, tmp_path), dtype="float32", device="cpu", options=options)
     plain = AutoModelForCausalLM.from_pretrained(tmp_path)
     given = [torch.arange(10, 40), torch.arange(10, 41)]
-    alone = [plain(each[None]).logits[0, :-1].log_softmax(-1).gather(-1, each[1:, None]) for each in given]
-    expected = torch.cat(alone)[:, 0].detach()
+    expected = torch.cat([plain_logprobs(plain, each) for each in given]).detach()
 
     def logprobs() -> torch.Tensor:
         return model.logprobs(given, [torch.arange(len(each)) > 0 for each in given], temperature=1.0)[0]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import shutil
-from pathlib import Path
+import sys
 from typing import Any
 
 import pytest
@@ -19,31 +20,21 @@ from agent_rl.config.topology import InitialiseModel, Lora, SftStage
 from agent_rl.learning.finite import TrainingStoppedError
 from agent_rl.learning.policy_model import ModelOptions, PolicyModel, _adapted_layers, _factors
 from agent_rl.learning.tiny import initialise_model
-from agent_rl.learning.trainer import Trainer, write_weights
+from agent_rl.learning.trainer import write_weights
 from agent_rl.records.checkpoint_files import CheckpointError, Position
 from tests import builders
 from tests.actors.topologies import micro
 from tests.agent_rl.learning.rank_cases import groups
-from tests.agent_rl.learning.trainers import small_trainer
+from tests.agent_rl.learning.trainers import plain_logprobs, small_trainer
 
 STAGE = SftStage(kind="sft", steps=30, batch=4, learning_rate=1e-2, warmup_steps=0)
 BATCH = [([7, 20, 30, 40, 50], [0, 0, 1, 1, 1]), ([8, 21, 31], [0, 1, 1])]
 
 
-def trainer(model: Path, lora: Lora | None, dtype: str = "float32") -> Trainer:
-    return small_trainer(model, lora=lora, dtype=dtype)
-
-
-def logprobs_of(trained: Trainer) -> torch.Tensor:
-    tokens = torch.arange(10, 40)
-    with torch.no_grad():
-        return trained.model.logprobs([tokens], [torch.arange(30) > 0], temperature=1.0)[0]
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_adapters_alone_are_trained_and_what_is_published_has_them_merged(model, tmp_path, dtype):
     pytest.importorskip("peft")
-    trained = trainer(model, Lora(rank=4, alpha=8.0), dtype)
+    trained = small_trainer(model, lora=Lora(rank=4, alpha=8.0), dtype=dtype)
     plain = load_file(model / "model.safetensors")
     before = trained.copy_weights(0)
     assert before.keys() == plain.keys()
@@ -63,8 +54,9 @@ def test_adapters_alone_are_trained_and_what_is_published_has_them_merged(model,
     served.load_state_dict(written, strict=False)
     tokens = torch.arange(10, 40)
     with torch.no_grad():
-        expected = served(tokens[None]).logits[0, :-1].float().log_softmax(-1).gather(-1, tokens[1:, None])[:, 0]
-    assert torch.allclose(logprobs_of(trained), expected, atol=1e-4 if dtype == "float32" else 0.15)
+        expected = plain_logprobs(served, tokens)
+        found, _ = trained.model.logprobs([tokens], [torch.arange(30) > 0], temperature=1.0)
+    assert torch.allclose(found, expected, atol=1e-4 if dtype == "float32" else 0.15)
 
 
 def test_engines_get_changes_by_adapters_that_are_smaller_than_steps_of_bfloat16(tmp_path):
@@ -72,7 +64,8 @@ def test_engines_get_changes_by_adapters_that_are_smaller_than_steps_of_bfloat16
     pytest.importorskip("peft")
     shape = InitialiseModel(hidden_size=256, layers=2, heads=4, kv_heads=2, head_dim=64, mlp_size=512)
     initialise_model(shape, tmp_path, 0)
-    learner, stage = trainer(tmp_path, Lora(rank=8), "bfloat16"), builders.rl_stage(learning_rate=1e-5, warmup_steps=0)
+    learner = small_trainer(tmp_path, lora=Lora(rank=8), dtype="bfloat16")
+    stage = builders.rl_stage(learning_rate=1e-5, warmup_steps=0)
     base = {name: tensor.float() for name, tensor in learner.copy_weights(0).items()}
     for step in range(5):
         assert (learner.rl_step(groups(0), stage, step).lora_delta_kept is None) == (step == 0)
@@ -102,29 +95,32 @@ def test_engines_get_changes_by_adapters_that_are_smaller_than_steps_of_bfloat16
 def test_a_checkpoint_of_adapters_is_a_whole_model_and_continues_bit_for_bit(model, tmp_path):
     pytest.importorskip("peft")
     lora = Lora(rank=4, targets=("q_proj", "v_proj"))
-    trained = trainer(model, lora)
+    trained = small_trainer(model, lora=lora)
     for step in range(3):
         trained.sft_step(BATCH, STAGE, step)
     trained.save(tmp_path / "checkpoint", Position(0, 0, 1))
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint")
     published = trained.copy_weights(1)
     assert all(torch.equal(loaded.state_dict()[name], tensor) for name, tensor in published.items())
-    resumed = trainer(model, lora)
+    resumed = small_trainer(model, lora=lora)
     resumed.restore(tmp_path / "checkpoint")
     for learner in (trained, resumed):
         learner.sft_step(BATCH, STAGE, 3)
     mine, other = trained.model.trained(), resumed.model.trained()
     assert all(torch.equal(mine[name], other[name]) for name in mine)
     with pytest.raises(CheckpointError, match="holds another model than the topology names"):
-        trainer(model, Lora(rank=8, targets=("q_proj", "v_proj"))).restore(tmp_path / "checkpoint")
+        small_trainer(model, lora=Lora(rank=8, targets=("q_proj", "v_proj"))).restore(tmp_path / "checkpoint")
 
 
-def test_without_peft_the_remedy_is_named(model, monkeypatch):
-    import sys
-
+def test_without_peft_check_and_the_learner_name_the_remedy(model, tmp_path, monkeypatch):
+    topology, said = micro(tmp_path), "model.lora needs peft: pip install 'agent-rl[lora]'"
+    adapted = topology.model_copy(update={"model": topology.model.model_copy(update={"lora": Lora()})})
+    monkeypatch.setattr("actors.weights.settings.find_spec", lambda name: None)
+    assert Learner.check(topology, LearnerSettings()) == []
+    assert Learner.check(adapted, LearnerSettings()) == [said]
     monkeypatch.setitem(sys.modules, "peft", None)
-    with pytest.raises(TrainingStoppedError, match=r"model\.lora needs peft: pip install 'agent-rl\[lora\]'"):
-        trainer(model, Lora())
+    with pytest.raises(TrainingStoppedError, match=re.escape(said)):
+        small_trainer(model, lora=Lora())
 
 
 @pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`")
@@ -140,7 +136,7 @@ def test_adapters_that_no_layer_can_have_are_refused_with_those_that_can(model, 
     with pytest.raises(
         TrainingStoppedError, match=rf"model\.lora\.targets: .*{said}.*; choose among .*, q_proj, up_proj, v_proj$"
     ):
-        trainer(model, Lora(targets=(target, "q_proj") if target != "nope" else (target,)))
+        small_trainer(model, lora=Lora(targets=(target, "q_proj") if target != "nope" else (target,)))
 
 
 def test_a_device_that_is_not_here_and_a_model_that_is_cut_are_refused_by_name(model, tmp_path):
@@ -158,14 +154,6 @@ def test_a_device_that_is_not_here_and_a_model_that_is_cut_are_refused_by_name(m
         PolicyModel(cut, dtype="float32", device="cpu", options=ModelOptions())
     with pytest.raises(ModelError, match=lacking):
         CausalModel(cut, dtype="float32", device=torch.device("cpu"))
-
-
-def test_check_says_so_before_anything_starts(tmp_path, monkeypatch):
-    topology = micro(tmp_path)
-    adapted = topology.model_copy(update={"model": topology.model.model_copy(update={"lora": Lora()})})
-    monkeypatch.setattr("actors.weights.settings.find_spec", lambda name: None)
-    assert Learner.check(topology, LearnerSettings()) == []
-    assert Learner.check(adapted, LearnerSettings()) == ["model.lora needs peft: pip install 'agent-rl[lora]'"]
 
 
 @pytest.mark.slow

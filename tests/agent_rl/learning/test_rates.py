@@ -1,4 +1,4 @@
-"""The type of matrix products: how it is chosen, that it changes results by rounding alone, and what is said of it."""
+"""The type of matrix products: how it is chosen, that it changes results by rounding alone, and what time it takes."""
 
 from __future__ import annotations
 
@@ -13,19 +13,22 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from actors.engines.torch.model import CausalModel, read_weights
 from agent_rl.config.placement import threads_of
 from agent_rl.config.topology import SftStage
+from agent_rl.figures import AnswerFigures, EvaluationFigures, RolloutMeans
 from agent_rl.learning import rates
+from agent_rl.learning.forecast import Pace, forecast
 from agent_rl.learning.policy_model import ModelOptions, PolicyModel
 from agent_rl.learning.rates import TYPES, Compute, Type, compute_of, faster, product_rate
 from agent_rl.learning.spare_cores import EVERY_SECONDS, SpareCores, idle_seconds
-from agent_rl.learning.trainer import Trainer, write_weights
+from agent_rl.learning.trainer import write_weights
 from agent_rl.models.devices import Machine, multiplies_bfloat16
 from agent_rl.models.model_files import weight_count
 from agent_rl.records.checkpoint_files import Position
 from agent_rl.topology_checks import model as model_checks
 from agent_rl.topology_checks.model import slow_products
+from tests import builders
 from tests.agent_rl.config.test_stage_settings import HEAD, load
 from tests.agent_rl.learning.test_training import assert_same, everything
-from tests.agent_rl.learning.trainers import small_trainer
+from tests.agent_rl.learning.trainers import before_updates, small_trainer
 
 CPU = torch.device("cpu")
 RL = "[[stages]]\nkind = 'rl'\nsteps = 1\nmax_turns = 1\nmax_response_tokens = 8\n"
@@ -38,10 +41,6 @@ KINDS: list[tuple[Type, Type]] = [
 SEQUENCES = [torch.arange(7, 60), torch.arange(40, 52), torch.cat([torch.arange(7, 47), torch.arange(60, 70)])]
 WANTED = [torch.arange(53) > 38, torch.arange(12) > 2, torch.arange(50) > 38]
 BATCH = [(list(range(7, 40)), [0] * 8 + [1] * 25), (list(range(30, 50)), [0] * 3 + [1] * 17)]
-
-
-def trainer(model: Path, dtype: Type = "float32", compute: Any = "auto", **options: Any) -> Trainer:
-    return small_trainer(model, dtype=dtype, compute=compute, **options)
 
 
 def test_the_other_type_is_taken_only_where_it_is_clearly_faster():
@@ -103,7 +102,7 @@ def test_log_probabilities_agree_in_every_type(model, dtype, compute):
 @pytest.mark.parametrize(("dtype", "compute"), KINDS)
 def test_masters_are_float32_and_take_updates_that_bfloat16_would_lose(model, tmp_path, dtype, compute):
     """Steps of 1e-5 are lost in a bfloat16 weight of 0.1; its float32 master sums them, also across a checkpoint."""
-    trained = trainer(model, dtype, compute)
+    trained = small_trainer(model, dtype=dtype, compute=compute)
     stage = SftStage(kind="sft", steps=50, batch=2, warmup_steps=0, learning_rate=1e-5)
     before = {name: weight.clone() for name, weight in trained.optimizer._masters.items()}
     losses = [trained.sft_step(BATCH, stage, step).loss for step in range(30)]
@@ -114,7 +113,7 @@ def test_masters_are_float32_and_take_updates_that_bfloat16_would_lose(model, tm
         assert not torch.equal(before[name], master)
         assert weight is master or (weight.grad is None and torch.equal(weight, master.bfloat16()))
     trained.save(tmp_path / "checkpoint", Position(0, 0, 30))
-    again = trainer(model, dtype, compute)
+    again = small_trainer(model, dtype=dtype, compute=compute)
     again.restore(tmp_path / "checkpoint")
     assert again.sft_step(BATCH, stage, 30) == trained.sft_step(BATCH, stage, 30)
     assert_same(everything(again), everything(trained))
@@ -122,7 +121,7 @@ def test_masters_are_float32_and_take_updates_that_bfloat16_would_lose(model, tm
 
 def test_learning_in_both_types_goes_the_same_way(model):
     stage = SftStage(kind="sft", steps=50, batch=2, warmup_steps=0, learning_rate=1e-3)
-    plain, mixed = trainer(model), trainer(model, compute="bfloat16")
+    plain, mixed = small_trainer(model), small_trainer(model, compute="bfloat16")
     curves = [[each.sft_step(BATCH, stage, step).loss for step in range(30)] for each in (plain, mixed)]
     assert curves[0][-1] < 0.8 * curves[0][0]
     assert curves[1] == pytest.approx(curves[0], rel=0.02)
@@ -131,7 +130,7 @@ def test_learning_in_both_types_goes_the_same_way(model):
 @pytest.mark.parametrize(("dtype", "compute"), KINDS)
 def test_an_engine_takes_what_is_published_whatever_it_computes_in(model, tmp_path, dtype, compute):
     path = tmp_path / "policy.safetensors"
-    write_weights(trainer(model, dtype, "float32").copy_weights(1), path)
+    write_weights(small_trainer(model, dtype=dtype).copy_weights(1), path)
     engine = CausalModel(model, dtype=dtype, device=CPU, compute=compute)
     engine.replace_weights(read_weights(path, engine.specs))
     assert {tensor.dtype for tensor in engine._tensors.values()} == {TYPES[compute]}
@@ -157,16 +156,10 @@ def test_an_engine_converts_what_is_published_on_its_device(model):
 
 
 def test_the_first_update_is_foretold_and_later_ones_are_not(model, monkeypatch):
-    trained = trainer(model)
+    trained = small_trainer(model)
     said = []
     monkeypatch.setattr(trained.model, "compute", Compute("float32", "measured", {"float32": 1e6}))
-    step = trained.optimizer.step
-
-    def watched(rate: float, clip: float) -> float:
-        said.append(trained.under_way)
-        return step(rate, clip)
-
-    monkeypatch.setattr(trained.optimizer, "step", watched)
+    before_updates(trained, lambda _: said.append(trained.under_way))
     stage = SftStage(kind="sft", steps=2, batch=2, warmup_steps=0)
     for number in range(2):
         trained.sft_step(BATCH, stage, number)
@@ -260,3 +253,22 @@ def test_idle_cores_are_counted_by_the_kernel(tmp_path: Path) -> None:
     (tmp_path / "stat").write_text(rows)
     assert idle_seconds(tmp_path / "stat") == 5.0
     assert 0.0 < idle_seconds() <= idle_seconds()
+
+
+def answered(rollouts: int, tokens: float) -> AnswerFigures:
+    means = RolloutMeans(rollouts=rollouts, response_tokens=tokens)
+    return AnswerFigures(problems=rollouts, success=0.5, low=0.4, high=0.6, lost=0, answered=means)
+
+
+def test_the_pace_is_that_of_all_answers():
+    figures = EvaluationFigures(name="before", sampled=answered(30, 60.0), greedy=answered(10, 20.0))
+    assert Pace.of(figures, 8.0) == Pace(40, 50.0, 8.0)
+    assert Pace.of(EvaluationFigures(name="before", sampled=answered(0, 0.0)), 8.0) is None
+
+
+@pytest.mark.parametrize(("a_token", "minutes"), [(0.0, 3), (0.1, 3), (0.5, 9), (None, 3)])
+def test_the_slower_of_sampling_and_updates_takes_the_time(a_token, minutes):
+    """Ten steps of 2 groups of 4: 80 rollouts of 2 s each; 2 of each group are trained, 200 tokens in two epochs."""
+    stage, algorithm = builders.rl_stage(), builders.algorithm(epochs=1)
+    told = forecast(stage, algorithm, Pace(40, 25.0, 80.0), lambda tokens: a_token and a_token * tokens)
+    assert told == f"{stage.name} takes at least 80 rollouts, 2,000 response tokens, {minutes} minutes"

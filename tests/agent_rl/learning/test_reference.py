@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ from agent_rl.learning.policy_model import ModelOptions, PolicyModel
 from agent_rl.learning.reference import OtherModel, StageStart
 from agent_rl.learning.tiny import initialise_model
 from agent_rl.topology_checks.topology import check_topology
-from tests import builders
 from tests.agent_rl.config.test_standard import FIRST
 from tests.agent_rl.learning.trainers import small_trainer
+
+KL = "algorithm.kl.coefficient=0.1"
 
 
 @pytest.fixture(scope="module")
@@ -40,33 +42,36 @@ def checked(tmp_path: Path, model: Path, *overrides: str) -> list[str]:
 
 
 def test_a_model_of_other_sizes_and_the_same_tokens_may_be_the_reference(tmp_path, models):
-    kl = ("algorithm.kl.coefficient=0.1", f"algorithm.kl.reference={models / 'b'}")
-    assert checked(tmp_path, models / "a", *kl) == []
-    penalized = builders.algorithm(kl={"coefficient": 0.1})
-    trained = small_trainer(models / "a", algorithm=penalized, reference=models / "b")
+    assert checked(tmp_path, models / "a", KL, f"algorithm.kl.reference={models / 'b'}") == []
+    trained = small_trainer(models / "a", kl={"coefficient": 0.1}, reference=models / "b")
     assert isinstance(trained.reference, OtherModel)
 
 
-def test_a_reference_of_another_vocabulary_is_refused_by_check_and_by_the_learner(tmp_path, models):
-    kl = ("algorithm.kl.coefficient=0.1", f"algorithm.kl.reference={models / 'a'}")
-    (fault,) = checked(tmp_path, models / "bytes", *kl)
-    message = f"{models / 'a'} has another vocabulary than the model: "
-    assert f"algorithm.kl.reference: {message}" in fault
-    assert "name a model that has the model's tokenizer" in fault
+@pytest.mark.parametrize(
+    ("model", "overrides", "said"),
+    [
+        (
+            "bytes",
+            [KL, "algorithm.kl.reference={models}/a"],
+            "algorithm.kl.reference: {models}/a has another vocabulary than the model: .* has the model's tokenizer",
+        ),
+        (
+            "a",
+            [KL, "algorithm.kl.reference=./nowhere"],
+            "algorithm.kl.reference: there is no nowhere/config.json.*or 'stage_start'",
+        ),
+        ("a", ["algorithm.overlong=penalty", "algorithm.overlong_cache=100000"], "overlong_cache: is more than the"),
+    ],
+)
+def test_a_reference_or_a_penalty_that_cannot_be_is_refused_by_check(tmp_path, models, model, overrides, said):
+    (fault,) = checked(tmp_path, models / model, *(each.format(models=models) for each in overrides))
+    assert re.search(said.format(models=models), fault, re.DOTALL), fault
+
+
+def test_a_reference_of_another_vocabulary_is_refused_by_the_learner_too(models):
     tokenizer = small_trainer(models / "bytes").tokenizer
-    with pytest.raises(TrainingStoppedError, match=f"algorithm.kl.reference: {message}"):
+    with pytest.raises(TrainingStoppedError, match=f"kl.reference: {models / 'a'} has another vocabulary"):
         OtherModel(models / "a", dtype="float32", device="cpu", options=ModelOptions(), tokenizer=tokenizer)
-
-
-def test_a_reference_that_is_not_there_is_named_with_the_key(tmp_path, models):
-    (fault,) = checked(tmp_path, models / "a", "algorithm.kl.coefficient=0.1", "algorithm.kl.reference=./nowhere")
-    assert "algorithm.kl.reference: there is no nowhere/config.json" in fault
-    assert "or 'stage_start'" in fault
-
-
-def test_a_penalty_on_more_tokens_than_a_response_may_have_is_refused(tmp_path, models):
-    faults = checked(tmp_path, models / "a", "algorithm.overlong=penalty", "algorithm.overlong_cache=100000")
-    assert any("algorithm.overlong_cache: is more than the" in fault for fault in faults), faults
 
 
 def test_the_start_of_a_stage_comes_back_from_its_file_and_another_models_does_not(tmp_path, models):

@@ -20,8 +20,8 @@ from agent_rl.learning.ranks import Ranks
 from agent_rl.learning.step_size import FASTEST, LEAST, MOST, SLOWEST, Moved, StepSize
 from agent_rl.learning.step_size import moved as moved_by
 from tests import builders
-from tests.agent_rl.learning.test_training import groups, scaled, trainer
-from tests.agent_rl.learning.trainers import small_trainer
+from tests.agent_rl.learning.test_training import groups, scaled
+from tests.agent_rl.learning.trainers import before_updates, small_trainer
 
 TARGET = 1e-3
 
@@ -109,7 +109,7 @@ def test_a_share_of_a_step_is_taken_back(dtype, decay):
 @pytest.mark.parametrize(("rate", "kept"), [(1e-6, 1.0), (1e-2, 0.03), (1e-1, 0.003)])
 def test_a_step_moves_no_further_than_it_should(model, rate, kept):
     """At a rate that is a thousand times too high too: what moves so far is no line any more, and is measured again."""
-    bound, free = trainer(model), trainer(model)
+    bound, free = small_trainer(model), small_trainer(model)
     batch = groups(free)
     for each in (bound, free):
         each.rl_step(batch, builders.rl_stage(learning_rate=1e-3, warmup_steps=0), 0)  # no embedding is zero from here
@@ -131,24 +131,18 @@ def test_what_moved_is_measured_on_a_part_of_the_tokens_in_every_layout_of_micro
     stage = builders.rl_stage(learning_rate=1e-4, warmup_steps=0)
     found = []
     for tokens in (16384, 40):
-        trained = trainer(model, target_kl=1e9, microbatch_tokens=tokens)
-        found.append(trained.rl_step(groups(trainer(model)), stage, 0).update_kl)
+        trained = small_trainer(model, target_kl=1e9, microbatch_tokens=tokens)
+        found.append(trained.rl_step(groups(small_trainer(model)), stage, 0).update_kl)
     assert found[0] == pytest.approx(found[1], rel=0.6)
     assert found[0] > 0.0
 
 
 def test_a_step_that_is_not_finite_leaves_the_rate_as_it_was(model):
     stage = builders.rl_stage(learning_rate=1e-2, warmup_steps=0)
-    trained = trainer(model, target_kl=TARGET, updates_per_step=2)
+    trained = small_trainer(model, target_kl=TARGET, updates_per_step=2)
     batch, loss = groups(trained), trained.loss
     rates: list[float] = []
-    apply = trained.optimizer.step
-
-    def watched(rate: float, clip: float) -> float:
-        rates.append(rate)
-        return apply(rate, clip)
-
-    trained.optimizer.step = watched
+    before_updates(trained, rates.append)
     trained.loss = lambda given, settings: scaled(loss(given, settings), math.nan if rates else 1.0)
     with pytest.raises(NotFiniteError):
         trained.rl_step(batch, stage, 0)
@@ -161,10 +155,10 @@ def test_in_half_precision_roundings_are_no_movement(model):
     """Their square is many times that of a small update, and would take back all of it."""
     found = []
     for compute, rounds in (("float32", True), ("bfloat16", True), ("bfloat16", False)):
-        made = small_trainer(model, compute=compute, algorithm=builders.algorithm(target_kl=1e9))
+        made = small_trainer(model, compute=compute, target_kl=1e9)
         if not rounds:
             made.model.shaken = nullcontext
-        batch = groups(trainer(model), count=80)
+        batch = groups(small_trainer(model), count=80)
         made.rl_step(batch, builders.rl_stage(learning_rate=1e-3, warmup_steps=0), 0)  # no embedding is zero from here
         stage = builders.rl_stage(learning_rate=1e-6, warmup_steps=0)
         found.append(made.rl_step(batch, stage, 1).update_kl)
@@ -175,7 +169,7 @@ def test_in_half_precision_roundings_are_no_movement(model):
 
 def test_an_update_without_signal_moves_nothing(model):
     """The moments of earlier updates would go on moving the policy."""
-    made = trainer(model, target_kl=1e9)
+    made = small_trainer(model, target_kl=1e9)
     stage = builders.rl_stage(learning_rate=1e-2, warmup_steps=0)
     batch = groups(made)
     made.rl_step(batch, stage, 0)

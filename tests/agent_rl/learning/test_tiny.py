@@ -1,7 +1,6 @@
 """The tiny tokenizer loses nothing, and the tiny model loads like any other."""
 
 import itertools
-import json
 import random
 import string
 from pathlib import Path
@@ -32,18 +31,23 @@ def conversations(count):
     return [list(demonstration.messages) for demonstration in demonstrations(count)]
 
 
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("model")
-    initialise_model(InitialiseModel(layers=2, hidden_size=32, mlp_size=48, head_dim=8), directory, seed=3)
+def initialised(directory, seed=3, *, byte_fallback=False):
+    spec = InitialiseModel(layers=2, hidden_size=32, mlp_size=48, head_dim=8, byte_fallback=byte_fallback)
+    initialise_model(spec, directory, seed=seed)
     return directory
 
 
-@given(st.lists(st.one_of(st.text(alphabet=PRINTABLE, max_size=12), st.sampled_from((*MARKUP, *WORDS)))).map("".join))
-def test_printable_text_survives_encoding_and_decoding(text):
-    tokens = TOKENIZER.encode(text, add_special_tokens=False)
-    assert TOKENIZER.decode(tokens) == text
-    assert TOKENIZER.unk_token_id not in tokens
+PRINTABLE_TEXTS = st.lists(st.one_of(st.text(alphabet=PRINTABLE, max_size=12), st.sampled_from((*MARKUP, *WORDS)))).map(
+    "".join
+)
+
+
+@given(PRINTABLE_TEXTS, st.text(max_size=40))
+def test_printable_text_and_with_byte_fallback_all_text_survives(printable, text):
+    for tokenizer, given_text in ((TOKENIZER, printable), (WITH_BYTES, printable), (WITH_BYTES, text)):
+        tokens = tokenizer.encode(given_text, add_special_tokens=False)
+        assert tokenizer.decode(tokens) == given_text
+        assert tokenizer.unk_token_id not in tokens
 
 
 @given(st.text(max_size=20))
@@ -53,13 +57,6 @@ def test_no_text_fails_and_unknown_characters_become_unknown_tokens(text):
     assert max(tokens) < len(TOKENIZER)
 
 
-@given(st.text(max_size=40))
-def test_with_byte_fallback_all_text_survives(text):
-    tokens = WITH_BYTES.encode(text, add_special_tokens=False)
-    assert WITH_BYTES.decode(tokens) == text
-    assert WITH_BYTES.unk_token_id not in tokens
-
-
 def test_byte_fallback_changes_no_other_token():
     text = "A shop has 12 eggs: \\boxed{3}\n"
     assert WITH_BYTES.encode(text) == [
@@ -67,21 +64,7 @@ def test_byte_fallback_changes_no_other_token():
     ]
     assert len(WITH_BYTES) == len(TOKENIZER) + 256
     assert len(WITH_BYTES.encode("設é", add_special_tokens=False)) == 5  # the bytes of their UTF-8
-
-
-def test_half_a_character_decodes_to_something():
-    first, *_ = WITH_BYTES.encode("設", add_special_tokens=False)
-    assert WITH_BYTES.decode([first]) == "\ufffd"
-
-
-def test_a_model_with_byte_fallback_knows_its_tokens(tmp_path):
-    spec = InitialiseModel(layers=1, hidden_size=32, mlp_size=48, head_dim=8, byte_fallback=True)
-    initialise_model(spec, tmp_path, seed=3)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    text = "設 $a_1 < \\frac{1}{2}$ — “quoted” 😀"
-    assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
-    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
-    assert model.config.vocab_size == len(tokenizer)
+    assert WITH_BYTES.decode(WITH_BYTES.encode("設", add_special_tokens=False)[:1]) == "\ufffd"
 
 
 def test_digits_are_single_tokens_and_frames_and_words_one_each():
@@ -101,14 +84,6 @@ def test_any_tokens_decode_to_the_text_of_their_parts():
     rng = random.Random(0)
     tokens = [rng.randrange(len(TOKENIZER)) for _ in range(500)]
     assert TOKENIZER.decode(tokens) == "".join(TOKENIZER.decode([token]) for token in tokens)
-
-
-def test_a_call_decodes_to_json():
-    messages = conversations(1)[0]
-    text = TOKENIZER.decode(TOKENIZER.encode(messages[1]["content"], add_special_tokens=False))
-    call = json.loads(text.removeprefix("<tool_call>").removesuffix("</tool_call>"))
-    assert set(call) == {"name", "arguments"}
-    assert set(call["arguments"]) == {"code", "input"}
 
 
 def test_a_conversation_so_far_is_a_prefix_of_what_it_becomes():
@@ -138,13 +113,17 @@ def test_a_system_message_is_carried():
     assert text == f"{ROLES['system']}Be brief.{END}{ROLES['user']}6 * 7?{END}{ROLES['assistant']}"
 
 
-def test_model_and_tokenizer_load_from_the_folder_and_generate(saved):
-    model = transformers.AutoModelForCausalLM.from_pretrained(saved)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(saved)
-    assert model.config.vocab_size == len(tokenizer) == len(TOKENIZER)
+@pytest.mark.parametrize("made", [TOKENIZER, WITH_BYTES], ids=["plain", "bytes"])
+def test_model_and_tokenizer_load_from_the_folder_and_generate(tmp_path, made):
+    initialised(tmp_path, byte_fallback=made is WITH_BYTES)
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert model.config.vocab_size == len(tokenizer) == len(made)
     assert model.dtype == torch.float32
     assert model.config.eos_token_id == tokenizer.eos_token_id == tokenizer.convert_tokens_to_ids(END)
-    assert tokenizer.chat_template == TOKENIZER.chat_template
+    assert tokenizer.chat_template == made.chat_template
+    text = "設 $a_1 < \\frac{1}{2}$ — “quoted” 😀"
+    assert tokenizer.encode(text) == made.encode(text)
     prompt = tokenizer.apply_chat_template(
         [{"role": "user", "content": "12 * 34?"}], add_generation_prompt=True, return_tensors="pt", return_dict=True
     )
@@ -152,12 +131,9 @@ def test_model_and_tokenizer_load_from_the_folder_and_generate(saved):
     assert prompt["input_ids"].shape[1] < written.shape[1] <= prompt["input_ids"].shape[1] + 5
 
 
-def test_weights_are_a_function_of_the_seed_and_leave_torchs_randomness_alone(saved, tmp_path):
-    spec = InitialiseModel(layers=2, hidden_size=32, mlp_size=48, head_dim=8)
+def test_weights_are_a_function_of_the_seed_and_leave_torchs_randomness_alone(tmp_path):
     before = torch.random.get_rng_state()
-    initialise_model(spec, tmp_path / "same", seed=3)
-    initialise_model(spec, tmp_path / "other", seed=4)
+    made = [initialised(tmp_path / str(number), seed) for number, seed in enumerate((3, 3, 4))]
     assert torch.equal(torch.random.get_rng_state(), before)
-    weights = (saved / "model.safetensors").read_bytes()
-    assert (tmp_path / "same" / "model.safetensors").read_bytes() == weights
-    assert (tmp_path / "other" / "model.safetensors").read_bytes() != weights
+    first, same, other = ((folder / "model.safetensors").read_bytes() for folder in made)
+    assert first == same != other
