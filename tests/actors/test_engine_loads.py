@@ -13,7 +13,7 @@ from actors.rollout_generator import RolloutGenerator
 from agent_rl.messages import EngineLoad
 from agent_rl_contract import GeneratorContract
 from agent_rl_contract.scripted import ScriptedEngine
-from tests.transport.contract.base import Cut, FaultyNetwork
+from tests.transport.contract import Cut, FaultyNetwork
 from transport import Limits, LinkEvent, PeerBack, PeerGone
 from transport.memory import MemoryNetwork
 
