@@ -30,7 +30,7 @@ from examples.quickstart.arithmetic import Arithmetic
 from tests import builders
 from tests.actors.ends import bench_of
 from tests.actors.topologies import micro
-from tests.transport.contract.base import Cut, FaultyNetwork
+from tests.transport.contract import Cut, FaultyNetwork
 from transport import Limits, LinkEvent, PeerBack, PeerGone
 from transport.memory import MemoryNetwork
 

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, make_dataclass, replace
+import types
+from dataclasses import FrozenInstanceError, dataclass, field, make_dataclass, replace
 from typing import Any, Literal
 
 import msgpack
@@ -14,6 +15,7 @@ from tests.transport.clouds import (
     CLOUDS,
     JSON,
     REGISTRY,
+    Cloud,
     Matrix,
     Point,
     Vector,
@@ -123,7 +125,7 @@ class Pixel(Point):
 
 
 @pytest.mark.parametrize(
-    ("changes", "field", "reason"),
+    ("changes", "place", "reason"),
     [
         ({"name": 1}, "Cloud.name", "expected str, got int"),
         ({"name": "\ud800"}, "Cloud.name", "surrogates"),
@@ -151,15 +153,15 @@ class Pixel(Point):
         ({"masks": (None,)}, "Cloud.masks[0]", "got NoneType"),
     ],
 )
-def test_encode_names_the_field_that_does_not_fit(changes, field, reason):
+def test_encode_names_the_field_that_does_not_fit(changes, place, reason):
     with pytest.raises(EncodeError) as caught:
         encode(cloud(**changes))
-    assert caught.value.field == field
+    assert caught.value.field == place
     assert reason in caught.value.reason
 
 
 @pytest.mark.parametrize(
-    ("change", "field", "reason"),
+    ("change", "place", "reason"),
     [
         (put("name", 1), "Cloud.name", "expected str, got int"),
         (put("points", 1, "x", True), "Cloud.points[1].x", "expected int, got bool"),
@@ -193,10 +195,10 @@ def test_encode_names_the_field_that_does_not_fit(changes, field, reason):
         (lambda header: header.append(0), "header", "not a message"),
     ],
 )
-def test_decode_names_the_field_that_does_not_fit(change, field, reason):
+def test_decode_names_the_field_that_does_not_fit(change, place, reason):
     with pytest.raises(DecodeError) as caught:
         decode(with_header(cloud(), change), REGISTRY)
-    assert caught.value.field == field
+    assert caught.value.field == place
     assert reason in caught.value.reason
 
 
@@ -250,15 +252,15 @@ CONTAINERS = [
 ]
 
 
-@pytest.mark.parametrize(("field", "items"), CONTAINERS)
-def test_containers_are_bounded_on_both_sides(monkeypatch, field, items):
+@pytest.mark.parametrize(("name", "items"), CONTAINERS)
+def test_containers_are_bounded_on_both_sides(monkeypatch, name, items):
     most = len(cloud().__slots__)
-    too_many = cloud(**{field: items(most + 1)})
+    too_many = cloud(**{name: items(most + 1)})
     frames = encode(too_many)
     for module in (plans, codec):
         monkeypatch.setattr(module, "MAX_ITEMS", most)
-    assert same(decode(encode(cloud(**{field: items(most)})), REGISTRY), cloud(**{field: items(most)}))
-    with pytest.raises(EncodeError, match=rf"Cloud\.{field}: {most + 1} items, the limit is {most}"):
+    assert same(decode(encode(cloud(**{name: items(most)})), REGISTRY), cloud(**{name: items(most)}))
+    with pytest.raises(EncodeError, match=rf"Cloud\.{name}: {most + 1} items, the limit is {most}"):
         encode(too_many)
     with pytest.raises(DecodeError, match=r"header: not msgpack: .* exceeds max_(array|map)_len"):
         decode(frames, REGISTRY)
@@ -310,3 +312,99 @@ def test_types_of_one_name_that_differ_in_any_annotation_name_or_order_are_of_di
     for other in registries[1:]:
         with pytest.raises(DecodeError, match="Parcel: the sender defines this type differently"):
             decode(encode(parcel(1, "x")), other)
+
+
+# Types.
+
+
+ODD = [True, 3, -(1 << 63), 1 << 63, 2.5, "near", "x" * 9, b"x", bytes(plans.FRAME_FROM), None, [], [1, 2.0], {"k": 1}]
+
+
+@pytest.mark.parametrize("plan", plans.field_plans(Cloud).values(), ids=plans.field_plans(Cloud))
+def test_the_steps_of_a_field_return_a_value_that_travels_as_it_is(plan):
+    unchanged = [each for each in ODD if plan.unchanged and eval(plan.unchanged.format(v="each"), {"each": each})]
+    assert unchanged or not plan.unchanged
+    for each in unchanged:
+        assert plan.encode(each, []) is plan.decode(each, iter([])) is each
+
+
+def test_classes_of_every_make_are_rebuilt_as_their_constructor_would():
+    def check(self):
+        if self.value < 0:
+            raise ValueError("must not be negative")
+
+    def double(self, value):
+        object.__setattr__(self, "value", value)
+        made.append(value)
+
+    def make(name, *fields, bases=(), frozen=True, slots=True, init=True, kw_only=False, **namespace):
+        options = {"frozen": frozen, "slots": slots, "init": init, "kw_only": kw_only}
+        return make_dataclass(name, fields, bases=bases, namespace=namespace, **options)
+
+    value, made = ("value", int), []
+    named = make("Named", value, kw_only=True)
+    derived = make("Derived", ("other", str, "o"), bases=(named,))
+    checked = make("Checked", value, __post_init__=check)
+    doubling = make("Doubling", value, init=False, __init__=double)
+    simple = [checked, make("Open", value, slots=False), make("Mutable", value, frozen=False), make("Plain", value)]
+    registry = Registry(*simple, named, doubling, derived, make("Nothing"))
+    messages = [
+        doubling(2),
+        *(cls(value=3) for cls in (*simple, named, derived)),
+        *(cls() for cls in registry if cls.__name__ == "Nothing"),
+    ]
+    for message in messages:
+        again = decode(encode(message), registry)
+        assert type(again) is type(message)
+        assert again == message
+        assert replace(again) == message
+    assert made == [2, 2, 2]
+    with pytest.raises(FrozenInstanceError):
+        decode(encode(checked(1)), registry).value = 2
+    with pytest.raises(DecodeError, match="Checked: must not be negative"):
+        decode(with_header(checked(1), lambda header: header[3].__setitem__(0, -1)), registry)
+
+
+REFUSED = [
+    *(set[int], list[int], int | str, int | str | None, dict[int, int], tuple[int, int], object),
+    *(Literal["a", 1], Literal[b"a"], Literal[[]], tuple[set[int], ...], dict[str, list[int]], list[int] | None),
+    *(np.ndarray[tuple[int], np.dtype[np.object_]], np.ndarray[tuple[int, ...], np.dtype[np.int32]]),
+]
+
+
+@pytest.mark.parametrize("kind", REFUSED, ids=str)
+def test_types_that_cannot_travel_are_refused_by_field(kind):
+    with pytest.raises(TypeError, match=r"Parcel\.field: "):
+        Registry(make_dataclass("Parcel", [("other", int), ("field", kind)]))
+
+
+class Chain:
+    """Contains itself."""
+
+    __annotations__ = {"length": int, "rest": "Chain | None"}
+
+
+def test_types_that_cannot_be_rebuilt_are_refused():
+    computed = make_dataclass("Parcel", [("field", int, field(init=False, default=1))])
+    with pytest.raises(TypeError, match=r"Parcel\.field: a field with init=False"):
+        Registry(computed)
+    with pytest.raises(TypeError, match=r"Chain\.rest: Chain contains itself"):
+        Registry(dataclass(Chain))
+    with pytest.raises(TypeError, match="is no dataclass"):
+        Registry(int)
+
+
+def test_registries_hold_the_types_of_a_module_and_refuse_two_of_one_name():
+    module = types.ModuleType(Point.__module__)
+    members = {"Point": Point, "Cloud": Cloud, "Limits": Limits, "other": 3}  # Limits is defined elsewhere
+    for place in (".inner", "s"):  # a file of the package, and another module whose name begins alike
+        members[place] = make_dataclass(f"In{place[-1]}", [("x", int)])
+        members[place].__module__ = f"{Point.__module__}{place}"
+    vars(module).update(members)
+    assert {each.__name__ for each in Registry.of(module)} == {"Point", "Cloud", "Inr"}
+    assert Point in Registry.of(module)
+    assert make_dataclass("Point", ["x"]) not in Registry.of(module)
+    with pytest.raises(ValueError, match="two message types are named Point"):
+        Registry(Point, make_dataclass("Point", ["x"]))
+    with pytest.raises(EncodeError, match="is no dataclass"):
+        encode(3)

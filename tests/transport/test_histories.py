@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from trio.testing import MockClock
 
-from tests.transport.contract.base import ContractBase, Item, Question
+from tests.transport.contract import ContractBase, Item, Question
 from transport import CallFailed, CallRefused, CallTimeout, PeerGone, PeerLost
 from transport.memory import MemoryNetwork
 

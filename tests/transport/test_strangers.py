@@ -1,9 +1,10 @@
 """What should not come: floods, and messages of a known peer that the receiver does not take."""
 
 import contextlib
+import re
+import socket
 import subprocess
 import sys
-import tempfile
 import time
 from dataclasses import replace
 from functools import partial
@@ -13,14 +14,16 @@ import pytest
 import trio
 import zmq
 
-from tests.transport.contract.base import ContractBase, Item, Question, Recorder
-from tests.transport.strangers import SOURCE, WORST_MIB, connect_strangers, strangers_mib
-from tests.transport.test_zeromq import free_port
-from transport import CurveKeys, Limits, MalformedFrames, Unauthenticated, ZmqNetwork
+from tests.transport.contract import Item, Question, Recorder, Zmq, client, free_port
+from transport import CurveKeys, MalformedFrames, Unauthenticated
 from transport.curve import STRANGERS
 from transport.limits import PART
 from transport.node import STRANGER
 
+pytestmark = pytest.mark.real_time
+ROOT = Path(__file__).parents[2]
+SOURCE = ("127.0.0.9", 0)
+"""Where strangers come from."""
 SIZE, COUNT = 64 << 10, 6000
 BOUND = 64 << 20
 # Sends until the other side takes no more for two seconds, or all is sent. Prints how many, and goes on as fast as it
@@ -49,73 +52,111 @@ while True:
 """
 
 
-class Zmq(ContractBase):
-    limits = Limits(heartbeat_interval=0.05, silent_after=60.0, linger=0.2)
-
-    def __init__(self, directory=None):
-        """Over TCP without a directory."""
-        self.keys = None if directory else CurveKeys.generate()
-        self.addresses = {
-            name: f"ipc://{directory}/{name}" if directory else f"tcp://127.0.0.1:{free_port()}" for name in "abc"
-        }
-
-    def network(self, _names):
-        return ZmqNetwork(self.addresses, curve=self.keys)
-
-
 def resident():
     """Bytes of this process in memory."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
 @pytest.mark.parametrize("identity", ["nobody#1", "c#7"], ids=["stranger", "impersonator"])
-def test_a_flood_while_the_actor_is_busy_takes_no_memory_and_loses_no_push(identity):
+async def test_a_flood_while_the_actor_is_busy_takes_no_memory_and_loses_no_push(sockets, identity):
     """The event loop stands still until the flooder gets no further; then pushes pass while it goes on."""
-    with tempfile.TemporaryDirectory(prefix="link") as directory:
-        case = Zmq(directory)
-        flooder = grown = None
+    case, grown, flooders = Zmq(sockets), [], []
+    with contextlib.ExitStack() as started:
 
         async def busy(delivery):
-            nonlocal flooder, grown
             if delivery.message.number == 0:
                 before = resident()
                 command = [sys.executable, "-c", FLOODER, identity, case.addresses["b"]]
-                flooder = subprocess.Popen(command, stdout=subprocess.PIPE)  # noqa: ASYNC220
+                flooder = started.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE))  # noqa: ASYNC220
+                started.callback(flooder.kill)
+                flooders.append(flooder)
                 sent = int(flooder.stdout.readline())
-                grown = resident() - before
+                grown.append(resident() - before)
                 assert sent < COUNT
 
-        async def main():
-            async with case.world() as world:
-                recorder = Recorder(answers=busy)
-                a, b = await world.start("a"), await world.start("b", recorder)
-                link = a.node.push("items", ["b"], window=8)
-                for number in range(200):
-                    await link.send(Item(number))
-                with trio.fail_after(20):
-                    await link.drained()
-                assert flooder.poll() is None
-                assert recorder.numbers == list(range(200))
-                whom = STRANGER if identity == "nobody#1" else "c"
-                assert [event.peer for event in b.reported(MalformedFrames)] == [whom]
-                assert b.node.figures["decode_errors"] > 0
+        async with case.pair(answers=busy) as (a, b, recorder, _):
+            link = a.node.push("items", ["b"], window=8)
+            for number in range(200):
+                await link.send(Item(number))
+            await link.drained()
+            assert flooders[0].poll() is None
+            assert recorder.numbers == list(range(200))
+            whom = STRANGER if identity == "nobody#1" else "c"
+            assert [event.peer for event in b.reported(MalformedFrames)] == [whom]
+            assert b.node.figures["decode_errors"] > 0
+    assert grown[0] < BOUND, f"{grown[0] >> 20} MiB more"
 
+
+NODE = """
+import sys, trio
+from pathlib import Path
+from transport import CurveKeys, Node, Registry, ZmqNetwork
+
+async def main(address, keys):
+    network = ZmqNetwork({"node": address}, curve=CurveKeys.load(Path(keys)))
+    async with trio.open_nursery() as nursery:
+        await nursery.start(Node("node", network, Registry(), incarnation=0).run, None)
+        print("ready", flush=True)
+
+trio.run(main, *sys.argv[1:])
+"""
+SENT = 4 << 20
+"""The most that each stranger sends, in bytes."""
+SIGNATURE = b"\xff" + bytes(8) + b"\x7f"
+GREETING = SIGNATURE + b"\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)
+MORE, LONG, COMMAND, DEALER = 1, 2, 4, 5
+
+
+def frame(flags, size, content=None):
+    """A frame of ZMTP (RFC 23) that announces ``size`` bytes and has ``content`` of them, or all."""
+    return bytes([flags | LONG]) + size.to_bytes(8, "big") + bytes(size if content is None else content)
+
+
+MULTIPART = frame(MORE, PART // 2) * (SENT // (PART // 2))
+SAID = {
+    "a handshake command of 250 MiB": GREETING + frame(COMMAND, 250 << 20, SENT),
+    "the largest command that is read, without its last byte": GREETING + frame(COMMAND, PART, PART - 1),
+    "an endless multipart message": GREETING + MULTIPART,
+    "an endless multipart message of ZMTP 2": SIGNATURE + bytes([1, DEALER]) + b"\0\0" + MULTIPART,
+}
+
+
+def memory(process, name):
+    """A figure of a process's memory in bytes: VmRSS, or VmHWM, the most that VmRSS ever was."""
+    return int(re.search(rf"{name}:\s+(\d+) kB", Path(f"/proc/{process}/status").read_text())[1]) << 10
+
+
+def connect_strangers(port, said, connections, count=128):
+    """So many clients that have said this, or as much of it as was read; ``connections`` closes them."""
+    made = []
+    for _ in range(count):
+        stranger = connections.enter_context(socket.create_connection(("127.0.0.1", port), None, SOURCE))
+        stranger.settimeout(1.0)
+        with contextlib.suppress(OSError):  # the node has closed the connection, or reads no more
+            stranger.sendall(said)
+        made.append(stranger)
+    return made
+
+
+def test_strangers_without_a_key_take_no_memory_from_an_inbox(sockets):
+    """128 at once, of one kind after the other."""
+    port = free_port()
+    CurveKeys.generate().save(sockets / "keys")
+    command = [sys.executable, "-c", NODE, f"tcp://127.0.0.1:{port}", str(sockets / "keys")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as node:
         try:
-            trio.run(main)
+            assert node.stdout.readline() == "ready\n"
+            before = memory(node.pid, "VmRSS")
+            for said in SAID.values():
+                with contextlib.ExitStack() as connections:
+                    connect_strangers(port, said, connections)
+                    time.sleep(0.5)  # until the node has read what was sent
+            assert node.poll() is None
+            assert memory(node.pid, "VmHWM") - before < BOUND
         finally:
-            if flooder is not None:
-                flooder.kill()
-                flooder.wait()
-                flooder.stdout.close()
-        assert grown < BOUND, f"{grown >> 20} MiB more"
+            node.kill()
 
 
-@pytest.mark.real_time
-def test_strangers_without_a_key_take_no_memory_from_an_inbox():
-    assert strangers_mib() < WORST_MIB
-
-
-@pytest.mark.real_time
 async def test_strangers_who_say_nothing_have_few_places_and_keep_no_node_out():
     case, more = Zmq(), 40
     port = int(case.addresses["b"].rpartition(":")[2])
@@ -127,15 +168,14 @@ async def test_strangers_who_say_nothing_have_few_places_and_keep_no_node_out():
             strangers = connect_strangers(port, b"", connections, places)
             assert await call(Question(1)) == Item(1)
             strangers += connect_strangers(port, b"", connections, more)
-            for client in strangers[:more]:  # the oldest made room
-                assert await trio.to_thread.run_sync(partial(ended, client, 5.0))
+            for stranger in strangers[:more]:  # the oldest made room
+                assert await trio.to_thread.run_sync(partial(ended, stranger, 5.0))
             assert await call(Question(2)) == Item(2)
-            assert not any(ended(client, 0.0) for client in strangers[more + len(case.addresses) :])
+            assert not any(ended(each, 0.0) for each in strangers[more + len(case.addresses) :])
         assert b.reported(Unauthenticated) == [Unauthenticated("127.0.0.9")]
         assert a.reported(Unauthenticated) == []
 
 
-@pytest.mark.real_time
 @pytest.mark.parametrize("silent", [0, STRANGERS + 3], ids=["alone", "beside silent ones"])
 async def test_many_clients_with_the_key_behind_one_address_are_admitted_in_the_end(silent):
     case, many = Zmq(), STRANGERS + 72
@@ -147,11 +187,11 @@ async def test_many_clients_with_the_key_behind_one_address_are_admitted_in_the_
             connect_strangers(int(port), b"", opened, silent)
             context = opened.enter_context(zmq.Context())
             clients = {
-                name: opened.enter_context(client_with_key(case, context, name))
+                name: opened.enter_context(client(context, case.keys, case.keys, name))
                 for name in (b"host-%d#1" % number for number in range(many))
             }
-            for client in clients.values():
-                client.connect(f"tcp://{SOURCE[0]}:0;127.0.0.1:{port}")
+            for each in clients.values():
+                each.connect(f"tcp://{SOURCE[0]}:0;127.0.0.1:{port}")
             time.sleep(1.0)  # noqa: ASYNC251 - the node sees all of them at once
             while unseen := clients.keys() - seen:
                 for name in unseen:  # as nodes repeat their heartbeats: who makes room may have lost one
@@ -160,7 +200,6 @@ async def test_many_clients_with_the_key_behind_one_address_are_admitted_in_the_
         assert b.node.figures["unauthenticated"] >= silent  # where they come at once, some make room and come again
 
 
-@pytest.mark.real_time
 async def test_a_message_without_end_of_a_client_with_the_key_is_cut_off_and_messages_of_nodes_are_not():
     case, part, before = Zmq(), bytes(PART - 1), resident()
     case.limits = replace(case.limits, message_bytes=1 << 20)
@@ -172,15 +211,13 @@ async def test_a_message_without_end_of_a_client_with_the_key_is_cut_off_and_mes
             await link.send(Item(number, "x" * (900 << 10)))
         await link.drained()
         assert not b.reported(MalformedFrames)
-        with zmq.Context() as context, client_with_key(case, context, b"c#7") as client, trio.fail_after(20):
-            client.connect(case.addresses["b"])
+        with zmq.Context() as context, client(context, case.keys, case.keys, b"c#7") as endless:
+            endless.connect(case.addresses["b"])
             for _ in range(2 << 30 >> 17):
-                client.send(part, zmq.SNDMORE, copy=False)
-            client.send(b"")
-            while not b.reported(MalformedFrames):
-                await case.heartbeats(1)
+                endless.send(part, zmq.SNDMORE, copy=False)
+            endless.send(b"")
+            (event,) = await b.told(MalformedFrames)
             grown = resident() - before
-        (event,) = b.reported(MalformedFrames)
         assert event.peer == "127.0.0.1"
         assert "bytes of one message" in event.reason
         assert grown < 512 << 20, f"{grown >> 20} MiB more"
@@ -189,20 +226,11 @@ async def test_a_message_without_end_of_a_client_with_the_key_is_cut_off_and_mes
         assert recorder.numbers == list(range(301))
 
 
-def client_with_key(case, context, identity):
-    """A socket that is not connected yet."""
-    client = context.socket(zmq.DEALER)
-    client.linger, client.sndhwm, client.routing_id = 0, 0, identity
-    client.curve_publickey, client.curve_secretkey = case.keys.public.encode(), case.keys.secret.encode()
-    client.curve_serverkey = case.keys.public.encode()
-    return client
-
-
-def ended(client, seconds):
+def ended(stranger, seconds):
     """Whether the node closes the connection within so many seconds."""
-    client.settimeout(seconds)
+    stranger.settimeout(seconds)
     try:
-        while client.recv(1024):
+        while stranger.recv(1024):
             pass
     except (TimeoutError, BlockingIOError):
         return False

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import wait_all_tasks_blocked
 
-from tests.transport.contract.base import Item, Question
+from tests.transport.contract import Item, Question
 from transport import CallTimeout, Registry
 from transport.frames import StreamProgress
 from transport.handles import CallLink, PushLink, WaitingLine

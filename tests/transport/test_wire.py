@@ -1,9 +1,15 @@
-"""The pure parts of the networks: identities, frames in parts, keys, and what handshakes say."""
+"""The pure parts of the networks: identities, parts of frames, keys, handshakes, addresses, and others' faults."""
 
 from __future__ import annotations
 
 import errno
+import os
+import re
+import socket
 import struct
+import tempfile
+from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -12,8 +18,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from zmq.utils import z85
 
-from transport import CurveKeys, zeromq
+from transport import BindError, CurveKeys, IncarnationRefused, MalformedFrames, Unauthenticated, zeromq
+from transport.addresses import make_way, numeric, remove
 from transport.curve import Admission, Handshakes
+from transport.errors import MOST_REPORTED, Faults
 from transport.network import make_identity, read_identity
 from transport.zeromq import _joined, _parts
 
@@ -112,10 +120,89 @@ EVENTS = {  # what ZeroMQ's monitor tells, and its value
 )
 async def test_a_peer_that_ends_handshakes_in_a_row_refuses_the_key_since_the_first(story, told):
     refused: list[float] = []
-    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
-        handshakes = Handshakes(socket, refused.append)
+    with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+        handshakes = Handshakes(dealer, refused.append)
         for word in story.split():
             handshakes.watch([struct.pack("=hi", *EVENTS[word]), b"tcp://peer"])
             await trio.sleep(1)
         handshakes.close()
     assert refused == told
+
+
+class Names(trio.abc.HostnameResolver):
+    """Knows one name, and never answers for a second one."""
+
+    async def getaddrinfo(self, host: Any, *_: Any, **__: Any) -> Any:
+        if host == b"slow.example":
+            await trio.sleep_forever()
+        if host != b"six.example":
+            raise OSError("not known")
+        return [(socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("fd00::1", 0, 0, 0))]
+
+    async def getnameinfo(self, sockaddr: Any, flags: int) -> Any:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize(
+    ("host", "number", "seconds"),
+    [
+        *[(host, host, 0) for host in ("10.0.0.1", "[::1]", "0.0.0.0")],
+        ("six.example", "[fd00::1]", 0),
+        ("nobody.example", "the name nobody.example is unknown (not known): use an IP address", 0),
+        ("slow.example", "the name slow.example is unknown (no answer within 10 s): use an IP address", 10),
+    ],
+)
+async def test_a_host_has_its_number_within_ten_seconds(host, number, seconds):
+    trio.socket.set_custom_hostname_resolver(Names())
+    began = trio.current_time()
+    if "unknown" in number:
+        with pytest.raises(BindError, match=re.escape(f"tcp://{host}:5700: {number}")):
+            await numeric(f"tcp://{host}:5700")
+    else:
+        assert await numeric(f"tcp://{host}:5700") == f"tcp://{number}:5700"
+    assert trio.current_time() - began == seconds
+
+
+def test_a_socket_file_makes_way_only_where_its_process_is_gone():
+    with tempfile.TemporaryDirectory(prefix="link") as directory, socket.socket(socket.AF_UNIX) as listener:
+        folder = Path(directory)
+        longest = folder / ("é" * 99)[: (107 - len(os.fsencode(folder)) - 1) // 2]
+        longest = longest.with_name(longest.name + "x" * (107 - len(os.fsencode(longest))))
+        with socket.socket(socket.AF_UNIX) as stale:
+            stale.bind(str(longest))
+        listener.bind(str(folder / "alive"))
+        listener.listen()
+        (folder / "file").touch()
+        (folder / "link").symlink_to(longest)
+        refused = {
+            "alive": "another process listens there: stop it, or choose another run directory",
+            "file": f"{folder}/file is not a socket: remove it",
+            "link": f"{folder}/link is not a socket: remove it",
+            "none/a": f"{folder}/none is not a directory: create it first",
+            f"{longest.name}x": "a socket's path may have 107 bytes: choose a shorter run directory",
+        }
+        for name, reason in refused.items():
+            with pytest.raises(BindError) as caught:
+                make_way(folder / name, "address")
+            assert str(caught.value) == f"address: {reason}"
+        assert {each.name for each in folder.iterdir()} == {"alive", "file", "link", longest.name}
+        make_way(longest, "address")
+        make_way(longest, "address")
+        remove(longest)
+        assert not longest.exists()
+
+
+def test_all_faults_are_counted_and_each_is_told_once_of_so_many_that_they_fill_no_memory():
+    told: list[object] = []
+    faults = Faults(told.append)
+    for _ in range(2):
+        faults.malformed("a", "why")
+        faults.refused("a", 8, None)  # the announcement may still come
+        faults.refused("a", 8, 7)
+        faults.unauthenticated("b")
+    assert told == [MalformedFrames("a", "why"), IncarnationRefused("a", 8, 7), Unauthenticated("b")]
+    for number in range(MOST_REPORTED + 100):
+        faults.unauthenticated(f"::{number:x}")
+    assert len(told) == MOST_REPORTED
+    counts = {"decode_errors": 2, "incarnations_refused": 4, "unauthenticated": MOST_REPORTED + 102}
+    assert {name: count for name, count in faults.counts.items() if count} == counts

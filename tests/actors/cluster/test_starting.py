@@ -41,6 +41,11 @@ def host(name, script, *, main=False):
     return HostCommand(order(name, main=main), [sys.executable, str(SCRIPT), script, name], f"{name}.example.org")
 
 
+def two(a, b=STARTS + OBEYS, **signals):
+    """As `run`, of a main host and another one."""
+    return run(host("a", a, main=True), host("b", b), **signals)
+
+
 def run(*commands, when=None, signals=()):
     """The exit code of hosts, and what was said on stderr. ``signals`` come one by one when ``when`` waits no more."""
     said = []
@@ -64,51 +69,57 @@ async def file(path, name):
         await trio.sleep(0.01)
 
 
+def shown(said, capfd):
+    """What was said on stderr, or by the main host, before its table or after."""
+    return [line.removeprefix("said: ") for line in (*said, *capfd.readouterr().out.splitlines())]
+
+
 def test_a_finished_main_host_ends_all_others_and_gives_the_exit_code(tmp_path, capfdbinary):
-    code, said = run(host("a", STARTS + "printf 'table\\033[A'; exit 0", main=True), host("b", STARTS + OBEYS))
-    assert code == 0
+    assert two(STARTS + "printf 'table\\033[A'; exit 0") == (0, ["b: b stops"])
     assert capfdbinary.readouterr().out == b"table\033[A"  # as it came
-    assert said == ["b: b stops"]
     assert (tmp_path / "order.b").read_text() == "b\n"
 
 
 @pytest.mark.parametrize(("main", "other", "code"), [(1, 75, 1), (75, 75, 0), ("$(kill -KILL $$)", 0, 137)])
 def test_the_exit_code_is_that_of_the_main_host(main, other, code):
-    assert run(host("a", f"{STARTS} exit {main}", main=True), host("b", f"CODE={other}; {STARTS}{OBEYS}"))[0] == code
+    assert two(f"{STARTS} exit {main}", f"CODE={other}; {STARTS}{OBEYS}")[0] == code
 
 
-def test_a_host_that_cannot_be_started_is_named_in_its_own_words_and_stops_all(capfd):
-    ssh = 'echo "ssh: connect to host 10.0.0.9 port 22: Connection refused" >&2; exit 255'
-    code, said = run(host("a", STARTS + OBEYS, main=True), host("b", ssh), host("c", STARTS + OBEYS))
-    assert code == 2
-    everything = [*said, *capfd.readouterr().out.splitlines()]
-    shown = [line.removeprefix("said: ") for line in everything]
-    assert "b: ssh: connect to host 10.0.0.9 port 22: Connection refused" in shown
-    assert "agent-rl: the host b (b.example.org) could not be started (exit code 255); all hosts are stopped" in shown
-    assert "a stops" in shown
+REFUSED = "ssh: connect to host 10.0.0.9 port 22: Connection refused"
+NO_START = "agent-rl: the host b (b.example.org) could not be started (exit code 255); all hosts are stopped"
+NO_MORE = "agent-rl: the host b ended with exit code 2; all hosts are stopped"
+LOST = "agent-rl: the connection to the main host a (a.example.org) is lost; it stops its actors"
+
+
+@pytest.mark.parametrize(
+    ("main", "other", "code", "lines"),
+    [
+        (STARTS + OBEYS, f"echo '{REFUSED}' >&2; exit 255", 2, (f"b: {REFUSED}", NO_START, "a stops")),
+        (STARTS + OBEYS, f"{STARTS} echo 'b: no room' >&2; exit 2", 2, (NO_MORE, "a stops")),
+        (f"{STARTS} exit 255", STARTS + OBEYS, 1, (LOST, "b: b stops")),
+    ],
+    ids=["it cannot be started", "it fails later", "the connection to the main host"],
+)
+def test_what_fails_is_named_in_its_own_words_and_stops_all(capfd, main, other, code, lines):
+    ended, said = two(main, other)
+    assert ended == code
+    found = shown(said, capfd)
+    assert all(any(line.startswith(each) for line in found) for each in lines), found
 
 
 def test_a_program_that_is_not_there_is_named():
     code, said = run(HostCommand(order("a", main=True), ["/no/such/ssh"], place="here"))
-    assert code == 2
-    assert said[0] == "a: /no/such/ssh: No such file or directory"
+    assert (code, said[0]) == (2, "a: /no/such/ssh: No such file or directory")
 
 
 def test_an_interrupt_stops_the_main_host_which_tells_the_others(tmp_path, capfd):
-    when = partial(file, tmp_path, "order.b")
-    code, said = run(
-        host("a", STARTS + OBEYS, main=True), host("b", STARTS + OBEYS), when=when, signals=[signal.SIGINT]
-    )
-    assert code == 0
+    assert two(STARTS + OBEYS, when=partial(file, tmp_path, "order.b"), signals=[signal.SIGINT]) == (0, ["b: b stops"])
     assert capfd.readouterr().out == "a stops\n"
-    assert said == ["b: b stops"]
 
 
 def test_a_second_interrupt_kills_all(tmp_path):
     ignores = f"{STARTS} while read -r word text; do [ $word != kill ] || exit 130; done"
-    when = partial(file, tmp_path, "order.b")
-    two = [signal.SIGINT, signal.SIGINT]
-    assert run(host("a", ignores, main=True), host("b", ignores), when=when, signals=two)[0] == 130
+    assert two(ignores, ignores, when=partial(file, tmp_path, "order.b"), signals=[signal.SIGINT] * 2)[0] == 130
 
 
 @pytest.mark.parametrize(
@@ -120,13 +131,9 @@ def test_a_second_interrupt_kills_all(tmp_path):
 )
 def test_a_host_whose_connection_is_lost_or_that_was_killed_is_started_again(tmp_path, capfd, ends, why):
     lost = f"{STARTS} [ -e again ] && {{ touch back; {OBEYS} }}; touch again; {ends}"
-    when = partial(file, tmp_path, "back")
-    code, said = run(host("a", STARTS + OBEYS, main=True), host("b", lost), when=when, signals=[signal.SIGINT])
+    code, said = two(STARTS + OBEYS, lost, when=partial(file, tmp_path, "back"), signals=[signal.SIGINT])
     assert code == 0
-    shown = [
-        line.removeprefix("said: ") for line in (*said, *capfd.readouterr().out.splitlines())
-    ]  # before the table, or after
-    assert f"b: {why}; it is started again in 0.05 s" in shown
+    assert f"b: {why}; it is started again in 0.05 s" in shown(said, capfd)
 
 
 def test_an_interrupt_before_the_main_host_begins_has_the_exit_code_of_an_interrupt(tmp_path):
@@ -135,32 +142,15 @@ def test_an_interrupt_before_the_main_host_begins_has_the_exit_code_of_an_interr
     assert run(host("a", early, main=True), when=when, signals=[signal.SIGINT])[0] == 130
 
 
-def test_a_lost_connection_to_the_main_host_ends_the_run(capfd):
-    code, said = run(host("a", f"{STARTS} exit 255", main=True), host("b", STARTS + OBEYS))
-    assert code == 1
-    assert said[0].startswith(
-        "agent-rl: the connection to the main host a (a.example.org) is lost; it stops its actors"
-    )
-    assert "b: b stops" in said
-
-
-def test_a_host_that_fails_later_stops_all(capfd):
-    code, said = run(host("a", STARTS + OBEYS, main=True), host("b", f"{STARTS} echo 'b: no room' >&2; exit 2"))
-    assert code == 2
-    out = capfd.readouterr().out
-    text = "agent-rl: the host b ended with exit code 2; all hosts are stopped"
-    assert f"said: {text}" in out or text in said  # the main host shows it, unless it has not started by then
-    assert "a stops" in out
-
-
 def test_a_host_that_does_not_answer_is_cut_off(monkeypatch):
     monkeypatch.setattr(starting, "DRAIN_SECONDS", 0.2)
-    code, said = run(host("a", f"{STARTS} exit 0", main=True), host("b", STARTS + IGNORES))
-    assert code == 0
-    assert said == [
-        "agent-rl: the host b does not stop in order; its actors are killed",
-        "agent-rl: the host b does not answer; look at it, and at the network",
-    ]
+    assert two(f"{STARTS} exit 0", STARTS + IGNORES) == (
+        0,
+        [
+            "agent-rl: the host b does not stop in order; its actors are killed",
+            "agent-rl: the host b does not answer; look at it, and at the network",
+        ],
+    )
 
 
 def test_a_sign_of_life_comes_now_and_then(monkeypatch, tmp_path):

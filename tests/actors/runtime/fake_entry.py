@@ -1,4 +1,7 @@
-"""An actor's process without torch and without an actor: it does what its settings say, and tells the test by datagram."""
+"""An actor's process without torch and without an actor: it does what its settings say, and tells the test by datagram.
+
+Without an actor it is a dry run, which prints its topology and refuses what is called so.
+"""
 
 import argparse
 import contextlib
@@ -8,7 +11,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import tomllib
 from pathlib import Path
 from typing import ClassVar
@@ -19,22 +21,32 @@ from pydantic import BaseModel
 class Plain:
     class Settings(BaseModel):
         behaviour: str = "run"
-        after: str = ""
+        number: int = 0
         threads: int | None = None
 
     receives = ()
     links: ClassVar = {}
-    drain_seconds = 0.3
+    drain_seconds = 30.0
+
+
+class Other(Plain):
+    pass
 
 
 class First(Plain):
     drain_order = 10
 
 
+class Hasty(Plain):
+    drain_seconds = 0.3
+
+
 def parsed():
     """What the supervisor gives an actor's process."""
     parser = argparse.ArgumentParser()
-    for name in ("--topology", "--base", "--actor", "--started-at", "--epoch"):
+    for name in ("--topology", "--base"):
+        parser.add_argument(name, required=True, type=Path)
+    for name in ("--actor", "--started-at", "--epoch"):
         parser.add_argument(name, required=True)
     parser.add_argument("--incarnation", type=int, required=True)
     parser.add_argument("--lifeline", type=int, required=True)
@@ -43,25 +55,49 @@ def parsed():
     return parser.parse_args()
 
 
+def dry_run():
+    from actors.runtime.children import leave_message
+    from agent_rl.files.reading_json import read_text
+
+    sys.stdout.write(f"{tomllib.loads(read_text(Path(sys.argv[sys.argv.index('--topology') + 1])))}\n")
+    if any("refused" in argument for argument in sys.argv):
+        leave_message("there is no module 'refused'\nmend it")
+        sys.exit(3)
+
+
 def main():
     options = parsed()
-    path, base = Path(options.topology), Path(options.base)
-    topology = tomllib.loads(path.read_text())
-    settings = topology["actors"][options.actor.rsplit(".", 1)[0]].get("settings", {})
+    topology = tomllib.loads(options.topology.read_text())
+    entry = topology["actors"][options.actor.rsplit(".", 1)[0]]
+    settings = entry.get("settings", {})
     behaviour = settings.get("behaviour", "run")
 
     def tell(event, detail=""):
-        (base / f"{options.actor}.{event}").touch()
+        detail = detail or f"{entry['class'].rpartition(':')[2]} {settings.get('number', 0)}"
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as news:
             text = f"{event} {options.actor} {os.getpid()} {options.incarnation} {detail}"
-            news.sendto(text.encode(), str(base / "news"))
+            news.sendto(text.encode(), str(options.base / "news"))
 
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    if behaviour != "running":
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    if behaviour == "dies":
+        sys.stderr.write("no such device\n")
+        sys.exit(7)
+    if options.beside is not None:
+        import trio
+
+        from agent_rl.messages.pipes import Prepared
+        from tests.actors.runtime import swap_entry
+        from transport.stream import packed
+
+        tell("ready")
+        os.write(options.beside, packed(Prepared()))
+        trio.run(swap_entry.wait_for_go, options.lifeline)
     if behaviour in {"run", "crash_once"}:
         leads = os.getpgid(0) == os.getpid()
         tell("up", f"{os.environ['OMP_NUM_THREADS']} {leads} {topology['run']['seed']}")
-        if behaviour == "crash_once" and not (base / "crashed").exists():
-            (base / "crashed").touch()
+        if behaviour == "crash_once" and not (options.base / "crashed").exists():
+            (options.base / "crashed").touch()
             sys.stderr.write("a library says something\n")
             os.kill(os.getpid(), signal.SIGKILL)
         signal.sigwait({signal.SIGTERM})
@@ -92,17 +128,13 @@ def main():
             sys.stderr.write("noise that stays in a buffer\n")
         leave_message("/run/journal.sqlite cannot be written: make room")
         sys.exit(3)
-    elif behaviour in {"finished", "running"}:
+    elif behaviour == "running":
         import trio
 
         from tests.actors.runtime import swap_entry
 
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-        while "after" in settings and not (base / f"{settings['after']}.up").exists():
-            time.sleep(0.05)
-        trio.run(swap_entry.run, options, tell, behaviour)
-        tell("stopped")
+        trio.run(swap_entry.report, options, tell)
 
 
 if __name__ == "__main__":
-    main()
+    main() if "--actor" in sys.argv else dry_run()

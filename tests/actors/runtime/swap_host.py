@@ -11,8 +11,8 @@ from actors.runtime.run import run_topology
 from agent_rl.config.load import load_topology
 from agent_rl.files.leftovers import Janitor
 
-dry_run.DRY_RUN = "tests.actors.runtime.swap_dry_run"
 entry, path, *more = sys.argv[1:]
+dry_run.DRY_RUN = entry
 if "lifeline" in more:  # what the actors themselves do is to be seen
     Janitor.started = lambda janitor, group: None
 host = next((word for word in more if word != "lifeline"), None)

@@ -74,7 +74,7 @@ def test_an_actor_that_never_reads_its_lifeline_is_noticed_and_one_with_many_pee
 @pytest.mark.real_time
 def test_a_process_reads_a_topology_that_nobody_else_can_change(tmp_path: Path) -> None:
     child = start_child(
-        "tests.actors.runtime.print_topology", [], environment=os.environ, stderr=tmp_path / "out", topology="a = 1\n"
+        "tests.actors.runtime.fake_entry", [], environment=os.environ, stderr=tmp_path / "out", topology="a = 1\n"
     )
     assert trio.run(child.wait) == 0
     assert (tmp_path / "out").read_text() == "{'a': 1}\n"

@@ -22,11 +22,10 @@ from agent_rl.observe.report.graph import read_wanted
 from agent_rl.records.document import Document, Host
 from agent_rl.records.history import write_resolved
 from agent_rl.records.run_directory import RESTARTS, RunRefused
-from tests.actors.runtime.virtual_run import OTHER, PLAIN, World, swap, world
+from tests.actors.runtime.virtual_run import OTHER, PLAIN, World, swap
 from tests.end_to_end.topologies import write_micro
 from transport import CallFailed
 
-__all__ = ["world"]  # the fixture
 ONE = "settings = { number = 1 }"
 TWO = f"replicas = 2\n{ONE}"
 BOTH = f'hosts = ["a", "b"]\n{ONE}'
@@ -173,14 +172,6 @@ async def test_a_class_that_dies_long_after_its_swap_ends_the_run(
         await trio.sleep(40.0)
         assert bool(world.codes) == bool(code)
         assert ("come back" in world.told()) != bool(code)
-
-
-async def test_a_swap_that_failed_is_none_for_a_class_that_dies_after_it(world: World) -> None:
-    world.write(first="", second="restarts = 0\nsettings = { lives = 20.0 }")
-    async with world.running(code=1):
-        assert (await world.ask(swap("second", OTHER, "lives=0.2"))).refused
-        await trio.sleep(30.0)
-    assert "come back" not in world.told()
 
 
 async def test_a_process_that_dies_for_good_during_the_swap_of_its_role_waits_for_the_end_of_it(world: World) -> None:

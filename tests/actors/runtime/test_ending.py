@@ -16,10 +16,9 @@ from agent_rl.figures import ActorFigures
 from agent_rl.messages import ActorReport, ActorStatus, Observed, RoleWanted, StopWanted, Wanted
 from agent_rl.messages.pipes import PresumedLost
 from agent_rl.records.run_directory import read_end
-from tests.actors.runtime.virtual_run import World, ignore, swap, world
+from tests.actors.runtime.virtual_run import World, ignore, swap
 from transport import CallFailed, Node, PeerLost, Registry
 
-__all__ = ["world"]  # the fixture
 SLOW, FIRST = (f'class = "tests.actors.runtime.virtual_run:{name}"' for name in ("Slow", "First"))
 MISTAKE = "first.0: it cannot save: make room"
 SPENT = "first.0 exited with status 7, and its 1 restarts in 60 s are spent"

@@ -12,11 +12,9 @@ import trio
 from agent_rl import messages
 from agent_rl.messages import ActorReport, HostHello, Observed, Wanted
 from agent_rl.messages.pipes import Expect
-from tests.actors.runtime.virtual_run import World, world
+from tests.actors.runtime.virtual_run import World
 from tests.builders import status
 from transport import AnnounceLink, Delivery, Node, Registry
-
-__all__ = ["world"]  # the fixture
 
 
 @asynccontextmanager

@@ -9,9 +9,7 @@ import pytest
 from actors.runtime.lifecycle import actor_environment, drain_order, drain_seconds, hosts_to_start, needed_to_drain
 from agent_rl.config.load import load_topology
 from agent_rl.records.run_directory import RunRefused
-from tests.actors.runtime.virtual_run import World, world
-
-__all__ = ["world"]  # the fixture
+from tests.actors.runtime.virtual_run import World
 
 
 class Link:

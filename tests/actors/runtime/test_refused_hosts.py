@@ -33,8 +33,7 @@ RUNNING = 'settings = { behaviour = "running" }'
 
 def running(stage: Stage) -> Path:
     """The file of two hosts whose actors run until they are stopped."""
-    two_hosts(stage, RUNNING)
-    stage.path.write_text(stage.path.read_text().replace("[actors.x]\n", f"[actors.x]\n{RUNNING}\n"))
+    two_hosts(stage, x=f'host = "b"\n{RUNNING}', learner=f'host = "a"\n{RUNNING}')
     return stage.path
 
 

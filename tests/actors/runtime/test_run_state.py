@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,41 +11,14 @@ from actors.runtime.run_state import RunState
 from agent_rl.config.load import load_topology
 from agent_rl.messages import Observed
 from agent_rl.records.document import FILE, Document
-
-PLAIN = "tests.actors.runtime.virtual_run:Plain"
-TEXT = f"""
-[run]
-name = "demo"
-directory = "FOLDER"
-[model]
-path = "x"
-[[environments]]
-class = "maths"
-settings.files = ["x"]
-[[stages]]
-kind = "sft"
-steps = 1
-[hosts]
-a = {{}}
-b = {{ base_port = 5900 }}
-c = {{ base_port = 6000 }}
-[actors.first]
-class = "{PLAIN}"
-host = "a"
-[actors.x]
-class = "{PLAIN}"
-host = "b"
-[actors.y]
-class = "{PLAIN}"
-host = "c"
-replicas = 2
-"""
+from tests.actors.runtime.virtual_run import PLAIN, World
 
 
-def state_of(folder: Path, *overrides: str, former: Document | None = None) -> RunState:
-    path = folder / "topology.toml"
-    path.write_text(TEXT.replace("FOLDER", str(folder)))
-    start: Any = SimpleNamespace(topology=load_topology(path, overrides), hosts=("a",), incarnation=1 << 30)
+def state_of(world: World, *overrides: str, former: Document | None = None) -> RunState:
+    world.write("a", "b", "c", first='host = "a"', x='host = "b"', y='host = "c"\nreplicas = 2')
+    (world.folder / "run").mkdir(exist_ok=True)
+    topology = load_topology(world.path, overrides)
+    start: Any = SimpleNamespace(topology=topology, hosts=("a",), incarnation=1 << 30)
     return RunState(start, former, print)
 
 
@@ -56,8 +28,8 @@ def seen(generation: int, *faults: str, **given: Any) -> Observed:
     )
 
 
-async def test_actors_of_a_lost_host_are_doubted_until_its_supervisor_is_heard(tmp_path: Path) -> None:
-    state = state_of(tmp_path)
+async def test_actors_of_a_lost_host_are_doubted_until_its_supervisor_is_heard(world: World) -> None:
+    state = state_of(world)
     assert state.doubted == ()
     for host, event, doubted in (
         ("c", "lost", ("y.0", "y.1")),
@@ -73,9 +45,9 @@ async def test_actors_of_a_lost_host_are_doubted_until_its_supervisor_is_heard(t
 
 
 async def test_replicas_that_are_not_to_run_and_optional_hosts_that_were_never_heard_are_presumed_lost(
-    tmp_path: Path,
+    world: World,
 ) -> None:
-    state = state_of(tmp_path, "actors.y.start=1", "hosts.b.optional=true")
+    state = state_of(world, "actors.y.start=1", "hosts.b.optional=true")
     assert state.doubted == ("x.0", "y.1")
     state.heard("b")
     state.scale("y", 2)
@@ -84,8 +56,8 @@ async def test_replicas_that_are_not_to_run_and_optional_hosts_that_were_never_h
     assert state.doubted == ("y.1",)
 
 
-async def test_a_change_waits_for_the_hosts_that_are_heard_and_for_those_of_this_generation(tmp_path: Path) -> None:
-    state = state_of(tmp_path)
+async def test_a_change_waits_for_the_hosts_that_are_heard_and_for_those_of_this_generation(world: World) -> None:
+    state = state_of(world)
     for host in "ab":
         state.observed(host, seen(state.generation), 7)
     assert state.waiting == [], "c was never heard"
@@ -105,22 +77,22 @@ async def test_a_change_waits_for_the_hosts_that_are_heard_and_for_those_of_this
     assert (state.spent, state.waiting) == ({}, ["b"]), "what the supervisor before has said does not count"
 
 
-async def test_a_host_is_asked_to_leave_and_its_next_supervisor_is_welcome(tmp_path: Path) -> None:
-    state = state_of(tmp_path)
+async def test_a_host_is_asked_to_leave_and_its_next_supervisor_is_welcome(world: World) -> None:
+    state = state_of(world)
     state.observed("b", seen(state.generation), 7)
     state.drain("b")
     assert state.wanted({}).leaving == {"b": 7}
     state.observed("b", seen(state.generation), 7)
     assert state.wanted({}).leaving == {"b": 7}, "it has not left yet"
-    again = state_of(tmp_path, former=state.document)
+    again = state_of(world, former=state.document)
     again.observed("b", seen(again.generation), 7)
     assert again.wanted({}).leaving == {"b": 7}, "nor does it come back when this supervisor was started again"
     again.observed("b", seen(again.generation), 8)
     assert (again.wanted({}).leaving, again.away) == ({}, set())
 
 
-async def test_what_it_was_before_holds_again_and_so_does_what_was_before_that(tmp_path: Path) -> None:
-    state = state_of(tmp_path)
+async def test_what_it_was_before_holds_again_and_so_does_what_was_before_that(world: World) -> None:
+    state = state_of(world)
     keys = [f"actors.x.settings.number={number}" for number in range(3)]
     state.swap("x", [keys[0]])
     undo = state.swap("x", [keys[1]])
@@ -135,12 +107,11 @@ async def test_what_it_was_before_holds_again_and_so_does_what_was_before_that(t
     assert state.topology.actors["x"].settings == {}
 
 
-async def test_what_is_seen_is_on_disk_once_a_second_and_what_is_wanted_at_once(tmp_path: Path) -> None:
-    state = state_of(tmp_path)
+async def test_what_is_seen_is_on_disk_once_a_second_and_what_is_wanted_at_once(world: World) -> None:
+    state = state_of(world)
 
     def written(actor: str) -> tuple[str, int]:
-        document = Document.read(tmp_path)
-        assert document is not None
+        document = world.document
         return document.processes[actor].state, document.processes[actor].incarnation
 
     state.tick({"first.0": 7, "x.0": 8})
@@ -154,7 +125,7 @@ async def test_what_is_seen_is_on_disk_once_a_second_and_what_is_wanted_at_once(
     state.process("x.0", "starting")
     state.scale("y", 1)
     assert written("x.0")[0] == "starting"
-    (tmp_path / FILE).unlink()
+    (world.folder / "run" / FILE).unlink()
     await trio.sleep(5.0)
     state.tick({})
-    assert not (tmp_path / FILE).exists(), "there is nothing new"
+    assert not (world.folder / "run" / FILE).exists(), "there is nothing new"

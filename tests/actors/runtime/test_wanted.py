@@ -10,9 +10,8 @@ import trio
 
 from agent_rl.messages import Changed, DrainWanted, Progress, ScaleWanted, StopWanted
 from agent_rl.records.document import Host
-from tests.actors.runtime.virtual_run import OTHER, PLAIN, World, swap, world
+from tests.actors.runtime.virtual_run import OTHER, PLAIN, World, swap
 
-__all__ = ["world"]  # the fixture
 ONE = "settings = { number = 1 }"
 
 

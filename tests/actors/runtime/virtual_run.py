@@ -32,6 +32,15 @@ READS = 0.1
 """Seconds. A process reads its topology a while after it was started."""
 
 
+def write_topology(path: Path, plain: str, tables: str, actors: dict[str, str]) -> None:
+    """Roles with the keys of their tables, of the class ``plain`` if of no other; ``tables`` begin with keys of the run."""
+    text = '[[environments]]\nclass = "maths"\nsettings.files = ["x"]\n[[stages]]\nkind = "sft"\nsteps = 1\n'
+    text += f'[model]\npath = "x"\n[run]\nname = "demo"\ndirectory = "{path.parent / "run"}"\n{tables}'
+    for role, table in actors.items():
+        text += f"[actors.{role}]\n" + ("" if "class =" in table else f'class = "{plain}"\n') + f"{table}\n"
+    path.write_text(text)
+
+
 def swap(role: str, class_path: str = "", *settings: str, fresh: bool = False) -> SwapWanted:
     return SwapWanted(role, class_path, settings, fresh=fresh)
 
@@ -231,14 +240,11 @@ class World:
 
     def write(self, *hosts: str, run: str = "", **actors: str) -> None:
         """The topology: hosts with their further keys, the main host first, and roles with the keys of their tables."""
-        text = f'[run]\nname = "demo"\ndirectory = "{self.folder / "run"}"\n{run}\n[model]\npath = "x"\n'
-        text += '[[environments]]\nclass = "maths"\nsettings.files = ["x"]\n[[stages]]\nkind = "sft"\nsteps = 1\n'
+        tables = f"{run}\n"
         for number, host in enumerate(hosts):
             name, _, more = host.partition(" ")
-            text += f"[hosts.{name}]\nbase_port = {5000 + 100 * number}\n{more}\n"
-        for role, table in actors.items():
-            text += f"[actors.{role}]\n" + ("" if "class =" in table else f'class = "{PLAIN}"\n') + f"{table}\n"
-        self.path.write_text(text)
+            tables += f"[hosts.{name}]\nbase_port = {5000 + 100 * number}\n{more}\n"
+        write_topology(self.path, PLAIN, tables, actors)
         self.main = hosts[0].partition(" ")[0] if hosts else "local"
 
     def stored(self, role: str, host: str = "") -> tuple[str, dict[str, Any]]:

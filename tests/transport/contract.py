@@ -1,31 +1,21 @@
-"""Parts of the contract of networks: messages, a handler that stores messages, a network with faults, nodes to kill.
-
-The contract's tests stand in the other files of this folder; ``test_contract.py`` runs them with both networks.
-"""
+"""Parts of the contract of networks: messages, a handler that stores messages, networks, faults, nodes to kill."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import trio
+import zmq
 
-from transport.codec import Registry
-from transport.inbound import Delivery
-from transport.limits import Limits
+from transport import CurveKeys, Delivery, Handler, Limits, LinkEvent, Network, Node, Port, Registry, ZmqNetwork
 from transport.memory import MemoryNetwork
-from transport.node import Node
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from transport.errors import LinkEvent
-    from transport.inbound import Handler
-    from transport.network import Network, Port
-    from transport.plans import Buffer
+from transport.plans import Buffer
 
 PATIENCE = 20.0
 """Seconds after which a wait inside a test has failed."""
@@ -138,15 +128,27 @@ class FaultyNetwork:
 class Running:
     """A running node and its events; `stop` kills it."""
 
-    def __init__(self, node: Node, events: list[LinkEvent]) -> None:
-        self.node = node
-        self.events = events
+    def __init__(self) -> None:
+        self.node: Node
+        self.events: list[LinkEvent] = []
         self.scope = trio.CancelScope()
         self.ended = trio.Event()
+        self._news = trio.lowlevel.ParkingLot()
+
+    def heard(self, event: LinkEvent) -> None:
+        """Store an event."""
+        self.events.append(event)
+        self._news.unpark_all()
 
     def reported(self, kind: type) -> list[Any]:
         """The events of one type."""
         return [event for event in self.events if isinstance(event, kind)]
+
+    async def told(self, kind: type, count: int = 1) -> list[Any]:
+        """The events of one type, once there are so many."""
+        while len(found := self.reported(kind)) < count:
+            await self._news.park()
+        return found
 
     async def stop(self) -> None:
         """End the process this stands for."""
@@ -172,13 +174,14 @@ class World:
         **options: Any,
     ) -> Running:
         """Start a node with these options of ``Node.run``; without a handler it ignores all messages."""
-        events: list[LinkEvent] = []
-        node = Node(name, self.network, registry, incarnation=incarnation, limits=self.limits, on_event=events.append)
-        running = Running(node, events)
+        running = Running()
+        running.node = Node(
+            name, self.network, registry, incarnation=incarnation, limits=self.limits, on_event=running.heard
+        )
 
         async def run(*, task_status: trio.TaskStatus[None]) -> None:
             with running.scope:
-                await node.run(handler or Recorder(), task_status=task_status, **options)
+                await running.node.run(handler or Recorder(), task_status=task_status, **options)
             running.ended.set()
 
         await self._nursery.start(run)
@@ -237,10 +240,41 @@ class InMemory(ContractBase):
     def __init__(self) -> None:
         self.memory = MemoryNetwork()
 
-    def network(self, names: Iterable[str]) -> Network:
+    def network(self, _names: Iterable[str]) -> Network:
         """The same for all."""
-        del names
         return self.memory
+
+
+def free_port() -> int:
+    """A port of loopback at which nothing listens."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+class Zmq(ContractBase):
+    """Nodes a, b and c of this process, over sockets in a folder; or over TCP, with a key."""
+
+    limits = Limits(heartbeat_interval=0.05, silent_after=60.0, linger=0.2)
+
+    def __init__(self, folder: Path | None = None, **options: Any) -> None:
+        self.keys = None if folder else CurveKeys.generate()
+        self.addresses = {
+            name: f"ipc://{folder}/{name}" if folder else f"tcp://127.0.0.1:{free_port()}" for name in "abc"
+        }
+        self._options = options
+
+    def network(self, _names: Iterable[str]) -> Network:
+        """One with the options of `ZmqNetwork`."""
+        return ZmqNetwork(self.addresses, curve=self.keys, **self._options)
+
+
+def client(context: zmq.Context[Any], server: CurveKeys, own: CurveKeys, identity: bytes) -> zmq.Socket[Any]:
+    """A socket that is not connected yet, for a node with keys."""
+    made = context.socket(zmq.DEALER)
+    made.linger, made.sndhwm, made.routing_id = 0, 0, identity
+    made.curve_publickey, made.curve_secretkey = own.public.encode(), own.secret.encode()
+    made.curve_serverkey = server.public.encode()
+    return made
 
 
 async def raises(kind: type[Any], call: Callable[..., Any], *arguments: Any) -> Any:
