@@ -53,18 +53,24 @@ def topology(folder: Path, *overrides: str) -> Topology:
 )
 def test_what_the_run_was_made_with_may_not_change(tmp_path: Path, override: str) -> None:
     select = 'stages.1={kind="select", max_response_tokens=20, max_turns=3, samples=4}'
-    remember(topology(tmp_path, select), tmp_path)
-    remember(topology(tmp_path, select), tmp_path)
+    made, other = topology(tmp_path, select), topology(tmp_path, select, override)
     said = r"other settings:(\n  \S+: .* then, .* now)+\n  undo .* or set another run"
-    with pytest.raises(RunRefused, match=said) as refused:
-        remember(topology(tmp_path, select, override), tmp_path)
-    key = override.split("=", maxsplit=1)[0]
-    assert key.rsplit(".", 1)[0] in str(refused.value)
+    for before, now in ((made, other), (other, made)):
+        (tmp_path / "topology.json").unlink(missing_ok=True)
+        remember(before, tmp_path)
+        remember(before, tmp_path)
+        with pytest.raises(RunRefused, match=said) as refused:
+            remember(now, tmp_path)
+        key = override.split("=", maxsplit=1)[0]
+        assert key.rsplit(".", 1)[0] in str(refused.value)
 
 
 @pytest.mark.parametrize(
     "override",
-    ["stages.2.steps=9", "run.max_minutes=3", "actors.learner.settings.threads=2", "model.parallel.replicate=2"],
+    [
+        *("stages.2.steps=9", "stages.2.temperature=2.0", "run.max_minutes=3", "model.parallel.replicate=2"),
+        "actors.learner.settings.threads=2",
+    ],
 )
 def test_lengths_limits_and_actors_may_change(tmp_path: Path, override: str) -> None:
     remember(topology(tmp_path), tmp_path)
