@@ -34,8 +34,10 @@ def line_of(text, start):
     return next(number for number, line in enumerate(text.splitlines(), 1) if line.startswith(start))
 
 
-def test_a_sound_file_becomes_a_topology(tmp_path):
-    topology = load_topology(write(tmp_path, SOUND))
+@pytest.mark.parametrize("mark", ["", "\N{BYTE ORDER MARK}"])
+def test_a_sound_file_becomes_a_topology(tmp_path, mark):
+    topology = load_topology(write(tmp_path, mark + SOUND))
+    assert topology.run.name == "demo"
     assert [stage.name for stage in topology.stages] == ["sft", "long"]
     assert topology.model.initialise.layers == 2
     assert topology.actors["a"].settings == {"depth": 3}
@@ -172,10 +174,6 @@ def test_broken_toml_names_its_line(tmp_path, text):
 def test_what_is_given_twice_is_named_with_both_lines(tmp_path, text, key, first, second):
     (fault,) = faults_of(tmp_path, text)
     assert fault == Fault(second, key, f"is given twice, first in line {first}", "remove one of them")
-
-
-def test_a_byte_order_mark_is_no_part_of_the_file(tmp_path):
-    assert load_topology(write(tmp_path, "\N{BYTE ORDER MARK}" + SOUND)).run.name == "demo"
 
 
 def test_a_fault_is_rendered_with_what_it_has():

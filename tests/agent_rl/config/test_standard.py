@@ -64,12 +64,13 @@ def links(topology: Topology) -> dict[str, dict]:
     return {role: dict(entry.links) for role, entry in topology.actors.items()}
 
 
-def test_a_first_topology_is_short_and_has_all_actors_and_links(first) -> None:
+def test_a_first_topology_is_short_and_has_all_actors_and_links_also_where_it_names_one(first) -> None:
     assert len(FIRST.splitlines()) <= 25
-    topology = first()
-    assert {role: entry.class_path for role, entry in topology.actors.items()} == ALWAYS
-    assert list(topology.actors) == list(ALWAYS)
-    assert links(topology) == LINKS
+    for more in ("", "[actors.tool_executor]\nreplicas = 2\n"):
+        topology = first(more)
+        assert {role: entry.class_path for role, entry in topology.actors.items()} == ALWAYS
+        assert list(topology.actors) == list(ALWAYS)
+        assert links(topology) == LINKS
 
 
 def test_a_harness_brings_a_gateway(first) -> None:
@@ -91,10 +92,6 @@ def test_a_role_may_change_one_thing_alone(first, tmp_path: Path, monkeypatch: p
     assert topology.actors["roc_filter"].class_path == "standard_filter:Mine"
     assert list(topology.actors) == list(ALWAYS)
     assert links(topology) == LINKS
-
-
-def test_the_executor_alone_brings_all_others(first) -> None:
-    assert links(first("[actors.tool_executor]\nreplicas = 2\n")) == LINKS
 
 
 def test_an_actor_of_the_users_own_hears_what_it_receives(first, tmp_path: Path, monkeypatch) -> None:

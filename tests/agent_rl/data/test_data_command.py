@@ -191,19 +191,6 @@ def test_every_mistake_is_one_message_and_leaves_no_file(tmp_path: Path, capsys:
     assert not out.exists()
 
 
-def test_a_row_that_fails_late_leaves_nothing_behind(tmp_path: Path) -> None:
-    path = tmp_path / "out.jsonl"
-
-    def fail() -> None:
-        with writer(path) as write:
-            write({"a": 1})
-            raise RuntimeError("late")
-
-    with pytest.raises(RuntimeError, match="late"):
-        fail()
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize("ending", ["jsonl", "jsonl.gz", "parquet"])
 def test_memory_does_not_grow_with_the_file(tmp_path: Path, ending: str) -> None:
     first, out = tmp_path / "in.jsonl", tmp_path / f"out.{ending}"

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import errno
 import gzip
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -36,7 +35,6 @@ from agent_rl.files.disk import (
 from agent_rl.files.reading_json import read_json, read_text
 from agent_rl.learning.tiny import build_tokenizer
 from agent_rl.models.model_files import Unreadable, read_template
-from agent_rl.observe.logs import open_log
 from agent_rl.records.journal import Journal, JournalError
 from benchmarks.twin.profile import ProfileError, read_profile
 from tests.full_disk import fill, no_file_longer_than, small_disk
@@ -201,31 +199,6 @@ def test_a_file_that_others_write_is_emptied_and_what_it_held_kept(tmp_path: Pat
     assert path.read_bytes() == b"goes on"
     assert len(list(tmp_path.iterdir())) == 2
     assert not rotate_open(tmp_path / "nowhere", 5)
-
-
-def test_a_log_on_a_full_disk_stops_nobody_and_says_what_it_lost(tmp_path: Path) -> None:
-    with open_log(tmp_path, "learner.0") as log:
-        log.info("first")
-        with no_file_longer_than(0):
-            for _ in range(3):
-                log.error("lost")
-        log.warning("again")
-    rows = [json.loads(line) for line in (tmp_path / "logs" / "learner.0.jsonl").read_text().splitlines()]
-    said = [(row["event"], row.get("lines")) for row in rows]
-    assert said == [("first", None), ("log lines lost", 3), ("again", None)]
-    with open_log(tmp_path, "learner.1") as log:
-        passwords = {"her": "hunter%d" % 2}  # noqa: UP031 - the source line has no secret
-        try:
-            passwords["his"]
-        except KeyError:
-            log.exception("failed")
-    written = (tmp_path / "logs" / "learner.1.jsonl").read_text()
-    assert ("KeyError" in written, "hunter2" in written) == (True, False)
-    with small_disk(tmp_path / "small", "8k") as disk:  # even its file cannot be made larger than nothing
-        (disk / "logs").mkdir()
-        fill(disk)
-        with open_log(disk, "learner.0") as log:
-            log.info("lost")
 
 
 # The journal ---------------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from agent_rl.observe.live import Display, LiveView, SteadyConsole, summary_tabl
 from agent_rl.observe.logs import open_log
 from agent_rl.observe.replicas import FEW
 from tests.builders import status
+from tests.full_disk import fill, no_file_longer_than, small_disk
 
 ACTORS = ("kv_scheduler.0", "rollout_generator.0", "rollout_generator.1", "learner.0")
 
@@ -287,18 +288,34 @@ def test_a_display_whose_output_fails_falls_silent_and_says_so_once(terminal, er
     assert failures == [error]
 
 
-def test_logs_are_json_lines_with_what_is_bound(tmp_path):
+def test_logs_are_json_lines_with_what_is_bound_and_say_what_a_full_disk_lost(tmp_path):
     with open_log(tmp_path, "learner.0", actor="learner.0") as log:
-        log.info("step", loss=0.5)
+        log.info("first", loss=0.5)
         log.debug("unseen")
+        with no_file_longer_than(0):
+            for _ in range(3):
+                log.error("lost")
+        passwords = {"her": "hunter%d" % 2}  # noqa: UP031 - the source line has no secret
         try:
-            int("x")
-        except ValueError:
+            passwords["his"]
+        except KeyError:
             log.exception("failed")
-    first, second = map(json.loads, (tmp_path / "logs" / "learner.0.jsonl").read_text().splitlines())
-    assert (first["event"], first["loss"], first["actor"], first["level"]) == ("step", 0.5, "learner.0", "info")
-    assert first["timestamp"].endswith("Z")
-    assert second["exception"][0]["exc_type"] == "ValueError"
+    written = (tmp_path / "logs" / "learner.0.jsonl").read_text()
+    rows = [json.loads(line) for line in written.splitlines()]
+    assert [(row["event"], row.get("lines")) for row in rows] == [
+        ("first", None),
+        ("log lines lost", 3),
+        ("failed", None),
+    ]
+    assert (rows[0]["loss"], rows[0]["actor"], rows[0]["level"]) == (0.5, "learner.0", "info")
+    assert rows[0]["timestamp"].endswith("Z")
+    assert rows[2]["exception"][0]["exc_type"] == "KeyError"
+    assert "hunter2" not in written
+    with small_disk(tmp_path / "small", "8k") as disk:  # even its file cannot be made larger than nothing
+        (disk / "logs").mkdir()
+        fill(disk)
+        with open_log(disk, "learner.0") as log:
+            log.info("lost")
 
 
 def test_a_summary_lists_figures_with_their_intervals_and_of_how_many_they_are():

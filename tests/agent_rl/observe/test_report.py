@@ -504,40 +504,28 @@ def test_the_command_writes_the_report_and_names_it_and_one_that_cannot_be_writt
     assert path.read_text() == before
 
 
-@pytest.fixture
-def topology_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A topology file whose run is over at once, and left a run directory."""
-
+@pytest.mark.parametrize("fails", [False, True])
+def test_every_run_ends_with_its_report_or_why_there_is_none_and_then_its_summary(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *, fails: bool
+) -> None:
     async def run_topology(*_: object, **shown: object) -> int:
         await trio.lowlevel.checkpoint()
         whole(tmp_path)
         return 0
 
-    monkeypatch.setattr("actors.runtime.run.run_topology", run_topology)
-    path, _ = write_micro(tmp_path)
-    return path
-
-
-def test_every_run_ends_with_its_report_and_then_its_summary(
-    topology_of_a_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["run", str(topology_of_a_run)]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == f"report: {tmp_path / 'run' / 'report.html'}"
-    assert json.loads(lines[-1])["steps"] == 3
-
-
-def test_a_report_that_fails_does_not_fail_the_run_and_is_said_to(
-    topology_of_a_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
     def broken(*_: object) -> str:
         raise ZeroDivisionError("a mistake of ours")
 
-    monkeypatch.setattr("agent_rl.observe.report.html", broken)
-    assert main(["run", str(topology_of_a_run)]) == 0
+    monkeypatch.setattr("actors.runtime.run.run_topology", run_topology)
+    if fails:
+        monkeypatch.setattr("agent_rl.observe.report.html", broken)
+    path, _ = write_micro(tmp_path)
+    assert main(["run", str(path)]) == 0
     captured = capsys.readouterr()
-    assert "no report was written (ZeroDivisionError: a mistake of ours); agent-rl report" in captured.err
-    assert json.loads(captured.out.splitlines()[-1])["steps"] == 3
+    lines = captured.out.splitlines()
+    assert (lines[0] == f"report: {tmp_path / 'run' / 'report.html'}") != fails
+    assert ("no report was written (ZeroDivisionError: a mistake of ours); agent-rl report" in captured.err) == fails
+    assert json.loads(lines[-1])["steps"] == 3
 
 
 # Words and colours ----------------------------------------------------------------------------------------------------

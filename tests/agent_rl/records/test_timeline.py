@@ -106,19 +106,6 @@ def test_rows_grow_longer_with_the_run_and_its_actors(
     assert timeline.due(last + due)
 
 
-def test_rows_that_a_full_disk_refuses_are_counted_and_the_next_are_written(tmp_path: Path) -> None:
-    file = TimelineFile(tmp_path, 0.0, wall=lambda: 1000.0)
-    for second in range(3):
-        file.observe(status(float(second), 0.0), float(second))
-    with no_file_longer_than(10):
-        file.observe(status(3.0, 0.0), 3.0)
-        file.observe(status(4.0, 0.0), 4.0)
-    file.observe(status(5.0, 0.0), 5.0)
-    file.close()
-    assert file.lost == 2
-    assert len(list(read_timeline(tmp_path))) == 3
-
-
 def test_a_long_timeline_is_read_with_the_file_before_it(tmp_path: Path) -> None:
     file = TimelineFile(tmp_path, 0.0, lambda: 1000.0, limit=1000)
     for second in range(12):
@@ -131,16 +118,23 @@ def test_a_long_timeline_is_read_with_the_file_before_it(tmp_path: Path) -> None
     assert len(rows) == sum(both)
 
 
-def test_rows_are_appended_and_read_back_without_a_half_written_one(tmp_path: Path) -> None:
+def test_rows_are_appended_and_read_back_without_those_that_the_disk_refused_or_a_half_written_one(
+    tmp_path: Path,
+) -> None:
     for start in (0.0, 10.0):  # the second start of a run goes on with the file
         file = TimelineFile(tmp_path, start, wall=lambda: 1000.0)
         for second in range(4):
             file.observe(status(second * 0.5, 0.0), start + second)
+        with no_file_longer_than(10):
+            for second in (4, 5):
+                file.observe(status(second * 0.5, 0.0), start + second)
+        file.observe(status(3.0, 0.0), start + 6)
+        assert file.lost == 2
     with (tmp_path / FILE).open("a") as half:
         half.write(json.dumps({"wall": 1.0})[:-3])
     actors = [found["actors"] for found in read_timeline(tmp_path)]
     shares = [each["learner.0"]["busy"] for each in actors if each]
-    assert shares == [pytest.approx(0.5)] * 6
+    assert shares == [pytest.approx(0.5)] * 8
     assert list(read_timeline(tmp_path / "nowhere")) == []
 
 
