@@ -38,7 +38,7 @@ def over(base: Path, text: str, name: str = "mine.toml") -> Path:
     return path
 
 
-def test_later_files_win_table_by_table(base: Path) -> None:
+def test_later_files_win_table_by_table_and_arrays_of_tables_as_a_whole(base: Path) -> None:
     mine = over(base, "[run]\nseed = 3\n[algorithm]\nkeep = 2\n[actors.learner]\nsettings = { threads = 2 }\n")
     last = over(base, "[run]\nseed = 4\n[actors.learner.settings]\nlogits_mib = 64\n", "last.toml")
     topology = load_topology([base, mine, last], ["algorithm.samples=6"])
@@ -46,9 +46,6 @@ def test_later_files_win_table_by_table(base: Path) -> None:
     assert (topology.algorithm.groups_per_step, topology.algorithm.keep, topology.algorithm.samples) == (4, 2, 6)
     assert topology.actors["learner"].settings == {"threads": 2, "logits_mib": 64}
     assert load_topology([base]) == load_topology(base)
-
-
-def test_an_array_of_tables_is_replaced_whole(base: Path) -> None:
     mine = over(base, '[[stages]]\nkind = "sft"\nsteps = 1\n')
     assert [stage.kind for stage in load_topology([base, mine]).stages] == ["sft"]
 

@@ -1,4 +1,4 @@
-"""What a stage may set: an rl stage its own values of `[algorithm]`, a supervised stage its rate, steps and epochs."""
+"""What a stage may set: an rl stage its own values of `[algorithm]`, a supervised one its rate, a select one its rule."""
 
 from __future__ import annotations
 
@@ -7,20 +7,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from actors.cli.topologies import sound_topology
-from actors.kv_scheduler import KVScheduler
 from actors.roc_filter import RoCFilter
 from agent_rl.config.algorithm import Algorithm
 from agent_rl.config.full import resolved_text
 from agent_rl.config.load import load_topology
+from agent_rl.config.selection import Difficulty, Solved
 from agent_rl.config.source import TopologyError
 from agent_rl.config.topology import PER_STAGE, Topology
 from agent_rl.groups.book import GroupBook
 from agent_rl.groups.instructions import Closed
 from agent_rl.messages import GroupsUnfinished, StageEntered
-from agent_rl.records.history import made_with, started_otherwise
 from agent_rl.topology_checks.describe import JOURNAL_BYTES, MEMORY_BYTES, needs, size_text, steps_kept
 from agent_rl.topology_checks.topology import check_topology, warnings
 from tests import builders
@@ -114,10 +115,8 @@ def test_a_stage_with_fewer_samples_than_are_kept_is_a_fault_of_the_stage(tmp_pa
     assert f":{text.count(chr(10))}: stages.1.samples: keeps 4 of 3 samples of a group" in line
 
 
-def test_the_actors_windows_are_compared_with_the_stage_that_needs_most(tmp_path: Path) -> None:
+def test_the_filters_window_is_compared_with_the_stage_that_needs_most(tmp_path: Path) -> None:
     topology = load(tmp_path, HEAD + RL + RL + "samples = 100\ngroups_per_step = 90\nmax_staleness = 4\n")
-    (fault,) = KVScheduler.check(topology, KVScheduler.Settings(request_window=99))
-    assert fault.endswith("set it to at least stages.1.samples = 100")
     (fault,) = RoCFilter.check(topology, RoCFilter.Settings(training_window=454))
     assert fault.endswith("set it to at least 455")
     assert RoCFilter.check(topology, RoCFilter.Settings(training_window=455)) == []
@@ -130,16 +129,6 @@ def test_the_needs_are_those_of_the_stage_that_needs_most(tmp_path: Path) -> Non
     assert "open at once: 160 groups = 4 steps of 40, 2,560 rollouts" in text
     assert f"{size_text(4 * 160 * 64 * MEMORY_BYTES)} = 4 steps x 160 rollouts x 64 tokens" in text
     assert f"{size_text(158 * 640 * 64 * JOURNAL_BYTES)} = 158 steps kept x 640 rollouts x 64 tokens" in text
-
-
-def test_a_run_goes_on_only_with_the_sizes_its_stages_began_with(tmp_path: Path) -> None:
-    plain, own = (made_with(load(tmp_path, HEAD + RL + text)) for text in ("", "samples = 16\ntemperature = 2.0\n"))
-    warm = made_with(load(tmp_path, HEAD + RL + "samples = 16\n"))
-    assert started_otherwise(tmp_path, own, warm) is None
-    for before, now in ((plain, own), (own, plain)):
-        message = started_otherwise(tmp_path, before, now)
-        assert message is not None
-        assert '"rl stage named rl, samples 16"' in message
 
 
 def algorithm_of(stage: Any) -> Algorithm:
@@ -202,3 +191,36 @@ def test_a_high_rate_for_a_given_model_is_a_warning_and_no_fault(
     assert sound_topology((path,), ()) == load(tmp_path, text)
     message = "0.0002 is above 0.0001, which can destroy what the given model knows; the default is 5e-6"
     assert capsys.readouterr().err == f"warning: {path}:15: stages.0.learning_rate: {message}\n"
+
+
+KEPT = ""
+
+
+@pytest.mark.parametrize(
+    ("right", "rule", "reason"),
+    [
+        (8, {}, "always_solved"),
+        (7, {}, KEPT),
+        (0, {}, KEPT),
+        (0, {"drop_unsolved": True}, "never_solved"),
+        (7, {"below": 0.75}, "too_easy"),
+        (1, {"at_least": 0.25}, "too_hard"),
+        (2, {"at_least": 0.25}, KEPT),
+        (None, {}, "not_sampled"),
+    ],
+)
+def test_difficulty_by_the_share_of_right_answers(right: int | None, rule: dict[str, Any], reason: str) -> None:
+    solved = Solved() if right is None else Solved(right, 8)
+    assert Difficulty(**rule).reason(solved) == reason
+
+
+@settings(max_examples=30)
+@given(st.lists(st.tuples(st.lists(st.booleans(), max_size=4), st.integers(0, 2)), min_size=1, max_size=4))
+def test_samples_of_several_results_add_up_and_what_was_lost_is_not_right(results: list[Any]) -> None:
+    total = Solved()
+    for successes, lost in results:
+        total = total + Solved.counted(successes, len(successes) + lost)
+    every = [success for successes, lost in results for success in [*successes, *[False] * lost]]
+    assert total == Solved(sum(every), len(every))
+    always = bool(every) and all(every)
+    assert (Difficulty().reason(total) == KEPT) == (bool(every) and not always)

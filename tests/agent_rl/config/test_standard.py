@@ -1,4 +1,4 @@
-"""What a topology need not say: actors, classes and links that are the standard ones."""
+"""What a topology need not say: actors, classes and links that are the standard ones; and who is at a link's ends."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from agent_rl.config.gateway import gateway_url
+from agent_rl.config.links import awaited_roles, peers, wait_for
 from agent_rl.config.load import load_topology
 from agent_rl.config.source import TopologyError
 from agent_rl.config.standard import STANDARD, completed
 from agent_rl.config.topology import Topology
+from agent_rl.messages import EngineLoad, GroupOpened, PolicyPublished, RolloutRequest, StepReady, ToolCall, Trajectory
 from agent_rl.topology_checks.topology import check_topology
 from tests.end_to_end.topologies import MICRO
 
@@ -62,12 +64,13 @@ def links(topology: Topology) -> dict[str, dict]:
     return {role: dict(entry.links) for role, entry in topology.actors.items()}
 
 
-def test_a_first_topology_is_short_and_has_all_actors_and_links(first) -> None:
+def test_a_first_topology_is_short_and_has_all_actors_and_links_also_where_it_names_one(first) -> None:
     assert len(FIRST.splitlines()) <= 25
-    topology = first()
-    assert {role: entry.class_path for role, entry in topology.actors.items()} == ALWAYS
-    assert list(topology.actors) == list(ALWAYS)
-    assert links(topology) == LINKS
+    for more in ("", "[actors.tool_executor]\nreplicas = 2\n"):
+        topology = first(more)
+        assert {role: entry.class_path for role, entry in topology.actors.items()} == ALWAYS
+        assert list(topology.actors) == list(ALWAYS)
+        assert links(topology) == LINKS
 
 
 def test_a_harness_brings_a_gateway(first) -> None:
@@ -89,10 +92,6 @@ def test_a_role_may_change_one_thing_alone(first, tmp_path: Path, monkeypatch: p
     assert topology.actors["roc_filter"].class_path == "standard_filter:Mine"
     assert list(topology.actors) == list(ALWAYS)
     assert links(topology) == LINKS
-
-
-def test_the_executor_alone_brings_all_others(first) -> None:
-    assert links(first("[actors.tool_executor]\nreplicas = 2\n")) == LINKS
 
 
 def test_an_actor_of_the_users_own_hears_what_it_receives(first, tmp_path: Path, monkeypatch) -> None:
@@ -162,3 +161,51 @@ def test_the_other_ranks_of_a_learner_get_a_role_that_follows_the_learner() -> N
 def test_ranks_of_one_host_are_on_it_and_one_rank_needs_no_other_role(entry: dict, hosts: list[str] | None) -> None:
     tables = completed({"actors": {**{role: {} for role in STANDARD}, "learner": entry}})
     assert tables["actors"].get("learner_ranks", {}).get("hosts") == hosts
+
+
+# The ends of links, whatever the roles are called ---------------------------------------------------------------------
+
+SECOND = """
+[actors.gen_b]
+class = "actors.rollout_generator:RolloutGenerator"
+links = { trajectories = "curator", tools = "tool_executor", turns = "tool_executor", load = ["kv_scheduler", "learner"] }
+"""
+
+
+@pytest.fixture(scope="module")
+def renamed(tmp_path_factory: pytest.TempPathFactory) -> Topology:
+    folder = tmp_path_factory.mktemp("roles")
+    text = MICRO.format(directory=folder / "run", steps=1, hosts="", a="local", b="local") + SECOND
+    text = text.replace("roc_filter", "curator").replace("curator:RoCFilter", "roc_filter:RoCFilter")
+    text = text.replace('"rollout_generator"', '["rollout_generator", "gen_b"]')
+    text = text.replace(
+        '["kv_scheduler", ["rollout_generator", "gen_b"]]', '["kv_scheduler", "rollout_generator", "gen_b"]'
+    )
+    path = folder / "roles.toml"
+    path.write_text(text)
+    return load_topology(path)
+
+
+@pytest.mark.parametrize(
+    ("role", "message", "awaited"),
+    [
+        ("learner", StepReady, ("curator",)),
+        ("curator", Trajectory, ("rollout_generator", "gen_b")),
+        ("curator", GroupOpened, ("kv_scheduler",)),
+        ("kv_scheduler", GroupOpened, ("curator",)),
+        ("kv_scheduler", EngineLoad, ("rollout_generator", "gen_b")),
+        ("gen_b", PolicyPublished, ("learner",)),
+        ("gen_b", RolloutRequest, ("kv_scheduler",)),
+        ("gen_b", ToolCall, ("tool_executor",)),
+        ("tool_executor", StepReady, ()),
+    ],
+)
+def test_peers_follow_from_links(renamed: Topology, role: str, message: type, awaited: tuple[str, ...]) -> None:
+    assert peers(renamed, role, message) == awaited
+
+
+def test_a_wait_names_the_roles_and_they_can_be_read_from_it(renamed: Topology) -> None:
+    text = wait_for(renamed, "curator", Trajectory, "trajectories of 2 groups")
+    assert text == "rollout_generator, gen_b: trajectories of 2 groups"
+    assert awaited_roles(text) == ("rollout_generator", "gen_b")
+    assert awaited_roles(wait_for(renamed, "tool_executor", StepReady, "x")) == ("no actor",)

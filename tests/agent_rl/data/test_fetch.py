@@ -225,32 +225,30 @@ def test_what_is_there_is_verified_and_not_written_again(hub: Hub, tmp_path: Pat
     (tmp_path / "test.jsonl").write_bytes(before["test.jsonl"][1] + b"{}\n")
     with pytest.raises(DataError, match=r"test\.jsonl is not what was fetched: .*remove it, or name another --out"):
         fetch(Request("org/sums", split="test"), tmp_path)
-    with pytest.raises(
-        DataError, match=r"train\.jsonl was fetched from other files or with other columns \(org/sums at"
-    ):
+    with pytest.raises(DataError, match=r"train\.jsonl was fetched from other files or with other columns \(org/"):
         fetch(Request("org/sums", config="socratic"), tmp_path)
     (tmp_path / "train.jsonl.fetched.json").unlink()
     with pytest.raises(DataError, match=r"train\.jsonl exists, and no record beside it says that it was fetched"):
         fetch(Request("org/sums"), tmp_path)
 
 
-def test_a_new_commit_and_a_revision(hub: Hub, tmp_path: Path) -> None:
+def test_a_new_commit_a_revision_and_a_configuration_are_fetched_and_those_not_there_are_named(
+    hub: Hub, tmp_path: Path
+) -> None:
     fetch(Request("org/sums", split="test"), tmp_path)
     old = hub.commit
     hub.files["main/test-00000-of-00001.jsonl"] = sums(range(5))
     with pytest.raises(DataError, match=rf"fetched from other files.*{old}"):
         fetch(Request("org/sums", split="test"), tmp_path)
     assert fetch(Request("org/sums", split="test", revision="main"), tmp_path / "new") == {"read": 5, "kept": 5}
-    with pytest.raises(HubError, match="has no such revision; name a branch, a tag or a commit"):
-        fetch(Request("org/sums", revision="v9"), tmp_path / "newer")
-
-
-def test_configurations_and_splits_that_are_not_there_are_listed(hub: Hub, tmp_path: Path) -> None:
     assert fetch(Request("org/sums", config="socratic"), tmp_path / "s") == {"read": 7, "kept": 7}
-    with pytest.raises(DataError, match="has no configuration socrates: name one with --config: main, socratic"):
-        fetch(Request("org/sums", config="socrates"), tmp_path)
-    with pytest.raises(DataError, match=r"org/sums \(main\) has no split dev: it has test, train"):
-        fetch(Request("org/sums", split="dev"), tmp_path)
+    for unknown, error, said in (
+        ({"revision": "v9"}, HubError, "has no such revision; name a branch, a tag or a commit"),
+        ({"config": "socrates"}, DataError, "has no configuration socrates: name one with --config: main, socratic"),
+        ({"split": "dev"}, DataError, r"org/sums \(main\) has no split dev: it has test, train"),
+    ):
+        with pytest.raises(error, match=said):
+            fetch(Request("org/sums", **unknown), tmp_path / "newer")
 
 
 @pytest.mark.parametrize(
@@ -293,9 +291,7 @@ def test_columns_that_do_not_fit_are_named_with_the_remedy(hub: Hub, tmp_path: P
     lines = [{"id": n, "query": f"{n}?", "extra": {"gold": str(n)}} for n in range(3)]
     hub.files["socratic/all.jsonl"] = "".join(json.dumps(line) + "\n" for line in lines).encode()
     request = Request("org/sums", config="socratic")
-    with pytest.raises(
-        DataError, match=r"all\.jsonl:1 is without problem; its columns are extra, id, query: .*--columns"
-    ):
+    with pytest.raises(DataError, match=r"all\.jsonl:1 is without problem; its columns are extra, id, .*--columns"):
         fetch(request, tmp_path / "a")
     assert not list((tmp_path / "a").iterdir())
     named = Request("org/sums", config="socratic", columns={"problem": "query", "answer": "extra.gold"})
@@ -343,18 +339,14 @@ def test_a_full_disk_is_not_taken_for_a_lost_network(hub: Hub, tmp_path: Path, m
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", full)
-    with pytest.raises(
-        HubError, match=r"cannot be written to the cache .*/cache: No space left .*HF_HOME to another disk"
-    ):
+    with pytest.raises(HubError, match=r"be written to the cache .*/cache: No space left .*HF_HOME to another disk"):
         fetch(Request("org/sums"), tmp_path / "out")
 
 
 @pytest.mark.parametrize("name", ["main/train-00000-of-00002.jsonl", "main/test-00000-of-00001.jsonl"])
 def test_a_wrong_checksum_is_refused_and_the_next_start_fetches_again(hub: Hub, tmp_path: Path, name: str) -> None:
     hub.corrupt = name
-    with pytest.raises(
-        HubError, match=rf"{name} of org/sums has the checksum \w+, but the hub says {hub.digest(name)}"
-    ):
+    with pytest.raises(HubError, match=rf"{name} of org/sums has the .* \w+, but the hub says {hub.digest(name)}"):
         fetch(Request("org/sums"), tmp_path)
     assert not (tmp_path / f"{name[5:].partition('-')[0]}.jsonl").exists()
     hub.corrupt = ""

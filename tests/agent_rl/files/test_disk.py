@@ -1,16 +1,25 @@
-"""A full disk: what it says through each library is understood, and nothing half-written stays."""
+"""A full disk is understood through each library, and leaves nothing half-written; and files of others that are none,
+have no end, or are larger than any disk are one error each, at once.
+"""
 
 from __future__ import annotations
 
 import errno
-import json
+import gzip
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
+from agent_rl.config.load import load_topology
+from agent_rl.config.source import TopologyError
+from agent_rl.data.shuffle import _lines
+from agent_rl.environments.base import TaskError
+from agent_rl.environments.task_files import read_rows
 from agent_rl.files.disk import (
     DiskError,
     LineFile,
@@ -23,9 +32,11 @@ from agent_rl.files.disk import (
     whole,
     writing,
 )
+from agent_rl.files.reading_json import read_json, read_text
 from agent_rl.learning.tiny import build_tokenizer
-from agent_rl.observe.logs import open_log
+from agent_rl.models.model_files import Unreadable, read_template
 from agent_rl.records.journal import Journal, JournalError
+from benchmarks.twin.profile import ProfileError, read_profile
 from tests.full_disk import fill, no_file_longer_than, small_disk
 
 BIG = {"a": torch.zeros(50_000)}
@@ -190,31 +201,6 @@ def test_a_file_that_others_write_is_emptied_and_what_it_held_kept(tmp_path: Pat
     assert not rotate_open(tmp_path / "nowhere", 5)
 
 
-def test_a_log_on_a_full_disk_stops_nobody_and_says_what_it_lost(tmp_path: Path) -> None:
-    with open_log(tmp_path, "learner.0") as log:
-        log.info("first")
-        with no_file_longer_than(0):
-            for _ in range(3):
-                log.error("lost")
-        log.warning("again")
-    rows = [json.loads(line) for line in (tmp_path / "logs" / "learner.0.jsonl").read_text().splitlines()]
-    said = [(row["event"], row.get("lines")) for row in rows]
-    assert said == [("first", None), ("log lines lost", 3), ("again", None)]
-    with open_log(tmp_path, "learner.1") as log:
-        passwords = {"her": "hunter%d" % 2}  # noqa: UP031 - the source line has no secret
-        try:
-            passwords["his"]
-        except KeyError:
-            log.exception("failed")
-    written = (tmp_path / "logs" / "learner.1.jsonl").read_text()
-    assert ("KeyError" in written, "hunter2" in written) == (True, False)
-    with small_disk(tmp_path / "small", "8k") as disk:  # even its file cannot be made larger than nothing
-        (disk / "logs").mkdir()
-        fill(disk)
-        with open_log(disk, "learner.0") as log:
-            log.info("lost")
-
-
 # The journal ---------------------------------------------------------------------------------------------------------
 
 
@@ -257,3 +243,38 @@ def test_a_full_disk_at_the_start_is_not_taken_for_a_broken_journal(tmp_path: Pa
         with pytest.raises(JournalError, match="No space left on device") as caught:
             Journal(disk / "journal.sqlite")
         assert "afresh" not in str(caught.value)
+
+
+# Files of others -----------------------------------------------------------------------------------------------------
+
+READERS: dict[str, tuple[str, Callable[[Path], Any], type[Exception]]] = {
+    "a topology": ("a.toml", load_topology, TopologyError),
+    "rows": ("a.jsonl", lambda path: list(read_rows(str(path), path)), TaskError),
+    "packed rows": ("a.jsonl.gz", lambda path: list(read_rows(str(path), path)), TaskError),
+    "rows in random order": ("a.jsonl", lambda path: list(_lines(str(path), path)), TaskError),
+    "a chat template": ("a.jinja", read_template, Unreadable),
+    "a profile": ("a.toml", lambda path: read_profile(str(path)), ProfileError),
+    "JSON": ("a.json", read_json, OSError),
+    "a text": ("a.txt", read_text, OSError),
+}
+
+
+@pytest.mark.parametrize("kind", ["a pipe", "a device", "a directory", "holes"])
+@pytest.mark.parametrize("reader", READERS)
+def test_what_is_no_file_is_one_error_at_once(tmp_path: Path, reader: str, kind: str) -> None:
+    name, read, error = READERS[reader]
+    path = tmp_path / name
+    match kind:
+        case "a pipe":
+            os.mkfifo(path)
+        case "a device":
+            path.symlink_to("/dev/zero")
+        case "a directory":
+            path.mkdir()
+        case _ if name.endswith(".gz"):
+            path.write_bytes(gzip.compress(b"\0" * (65 << 20)))
+        case _:
+            with path.open("wb") as file:
+                file.truncate(100 << 30)
+    with pytest.raises(error):
+        read(path)

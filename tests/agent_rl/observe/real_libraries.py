@@ -1,4 +1,4 @@
-"""MLflow, trackio, pandas and polars as they are: `test_real_libraries.py` runs this file in an environment with them."""
+"""MLflow, trackio, pandas and polars as they are: `test_trackers.py` runs this file in an environment with them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from agent_rl import load_run
 from agent_rl.config.plugins import resolve
 from agent_rl_contract.tracker import Kept, TrackerContract
-from tests.agent_rl.records.report_runs import SyntheticRun
+from tests.agent_rl.records.report_runs import whole
 
 
 class TestMlflow(TrackerContract):
@@ -70,7 +70,7 @@ class TestTrackio(TrackerContract):
 @pytest.mark.parametrize("library", ["pandas", "polars"])
 def test_tables_hold_the_rows_with_their_missing_values(tmp_path: Path, library: str) -> None:
     importlib.import_module(library)
-    run = load_run(SyntheticRun(tmp_path).whole().timeline().close())
+    run = load_run(whole(tmp_path))
     for rows in (run.steps, run.evaluations, run.groups, run.trajectories, run.calls, run.timeline, run.alarms):
         table, expected = getattr(rows, library)(), list(rows.dicts())
         assert list(table.columns) == list(rows.columns)

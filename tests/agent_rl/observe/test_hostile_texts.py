@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,8 +15,9 @@ from agent_rl.observe.words import visible
 from agent_rl.records import retention
 from tests.agent_rl.observe.hostile_run import AWAY, TEXTS, hostile_run, sent
 from tests.agent_rl.observe.test_report import Parts
-from tests.agent_rl.records.report_runs import SyntheticRun, strings
-from tests.browser import CHROMIUM, SECONDS, Browser
+from tests.agent_rl.observe.test_report_browser import STATUS, served
+from tests.agent_rl.records.report_runs import strings, whole
+from tests.browser import CHROMIUM, Browser
 
 NAMES = ("<img src=x onerror=window.ran=1>", "__proto__")
 """Names of two run directories that differ in their settings."""
@@ -38,7 +37,7 @@ def test_no_text_becomes_a_part_of_the_file(run: Path, tmp_path: Path) -> None:
     page = read_page(run, decode_stored)[1]
     made = html(page)
     parts = Parts(made)
-    honest = SyntheticRun(tmp_path / "honest").whole().timeline().close()
+    honest = whole(tmp_path / "honest")
     assert parts.elements == Parts(html(read_page(honest, decode_stored)[1])).elements
     island, _ = parts.texts["script"]
     assert not re.search("[<>&]", island)
@@ -71,12 +70,8 @@ def address(
         yield write_report(run, decode_stored).as_uri()
         return
     other = hostile_run(tmp_path / "run1", NAMES[1])
-    command = [sys.executable, "-m", "actors.cli", "view", str(run), str(other), "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        yield process.stdout.readline().strip()
-        process.terminate()
-        assert process.wait(SECONDS) == 0
+    with served(run, other) as live:
+        yield live
 
 
 WALK = """
@@ -121,7 +116,6 @@ ODD = """
     || (name === "svg" && !each.matches(".arrows"));
 }).map((each) => each.outerHTML.slice(0, 200))
 """
-STATUS = "(document.querySelector('.explorer [role=status]')?.textContent ?? '')"
 CANARY = """
 [window.ran, Object.keys(Object.prototype), {}.polluted, document.scripts.length, document.images.length,
  document.getElementById("main").localName, document.getElementById("data").localName]

@@ -25,8 +25,7 @@ from agent_rl.figures import AnswerFigures, EvaluationFigures, RolloutMeans
 from agent_rl.groups import instructions as group_instructions
 from agent_rl.groups.measures import wilson_interval
 from agent_rl.messages import ToolCallRecord
-from agent_rl.observe.report import ReportError, read_page, samples, write_report
-from agent_rl.observe.report.activity import activity, binned, load, totals
+from agent_rl.observe.report import read_page, samples
 from agent_rl.observe.report.charts import FATES
 from agent_rl.observe.report.page import html
 from agent_rl.observe.report.samples import calls_in, responses, split
@@ -34,10 +33,21 @@ from agent_rl.observe.words import clock, compact, duration, percent, spread, vi
 from agent_rl.records.audit import audit
 from agent_rl.records.journal import Journal
 from agent_rl.records.run_directory import record_memory_kill
-from agent_rl.records.timeline import Moments, read_row
 from tests import builders
 from tests.agent_rl.records.journals import forget
-from tests.agent_rl.records.report_runs import AFTER, BEFORE, RL, SFT, Shown, SyntheticRun, metrics, report, trajectory
+from tests.agent_rl.records.report_runs import (
+    AFTER,
+    BEFORE,
+    RL,
+    SFT,
+    Shown,
+    SyntheticRun,
+    metrics,
+    played,
+    report,
+    trajectory,
+    whole,
+)
 from tests.end_to_end.topologies import write_micro
 
 HOSTILE = (
@@ -54,26 +64,6 @@ HOSTILE = (
 )
 ROW_TIME = {"seconds": 9.0, "wall": 9.0}
 CSS = files("agent_rl.observe.report").joinpath("web", "page.css")
-
-
-def whole(folder: Path) -> Path:
-    return SyntheticRun(folder).whole().timeline().close()
-
-
-def played(folder: Path, *stages: Sequence[Any]) -> Path:
-    """The directory of a run that entered these stages: each with the rewards of its steps, or of its evaluation. A
-    step that is a pair has figures of its own.
-    """
-    made = SyntheticRun(folder)
-    for stage, *parts in stages:
-        made.enter(stage)
-        for part in parts:
-            if stage == RL:
-                rewards, figures = part if isinstance(part, tuple) else (part, {})
-                made.step(rewards, **figures)
-            else:
-                made.evaluate(stage, part)
-    return made.close()
 
 
 @pytest.fixture(scope="module")
@@ -359,10 +349,7 @@ def test_long_texts_are_closed_and_cut_and_the_page_stays_small(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(samples, "TRANSCRIPT_CHARACTERS", 500_000)
-    run = SyntheticRun(tmp_path)
-    run.enter(RL)
-    run.step([[0, 1], [1, 0]], ["<" * 7_000])
-    page = report(run.close())
+    page = report(played(tmp_path, (RL, ([[0, 1], [1, 0]], {"pieces": ["<" * 7_000]}))))
     empty = report(played(tmp_path / "empty", (RL,)))
     assert len(html(page.page)) < len(html(empty.page)) + 510_000
     assert "more characters cut" in page.everything()
@@ -487,15 +474,6 @@ def test_the_timeline_names_stages_and_starts(tmp_path: Path) -> None:
 # The file and the command ---------------------------------------------------------------------------------------------
 
 
-def test_the_command_writes_the_report_and_names_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    directory = whole(tmp_path)
-    assert main(["report", str(directory)]) == 0
-    path = directory / "report.html"
-    assert capsys.readouterr().out == f"{path}\n"
-    assert path.read_text(encoding="utf-8").startswith("<!doctype html>")
-    assert not list(directory.glob("*.partial"))
-
-
 @pytest.mark.parametrize("name", ["none", "empty", "file"])
 def test_something_that_is_no_run_directory_is_refused_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
@@ -510,56 +488,47 @@ def test_something_that_is_no_run_directory_is_refused_in_one_line(
     assert not (tmp_path / "empty" / "journal.sqlite").exists()
 
 
-def test_a_report_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> None:
+def test_the_command_writes_the_report_and_names_it_and_one_that_cannot_be_written_leaves_the_old(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     directory = whole(tmp_path)
-    path = write_report(directory, decode_stored)
-    before = path.read_text()
+    assert main(["report", str(directory)]) == 0
+    path = directory / "report.html"
+    assert capsys.readouterr().out == f"{path}\n"
+    before = path.read_text(encoding="utf-8")
+    assert before.startswith("<!doctype html>")
+    assert not list(directory.glob("*.partial"))
     (directory / "report.partial").mkdir()
-    with pytest.raises(OSError, match=r"report\.partial"):
-        write_report(directory, decode_stored)
-    assert path.read_text() == before
     assert main(["report", str(directory)]) == 2
-    with pytest.raises(ReportError, match="no run directory"):
-        write_report(tmp_path / "nowhere", decode_stored)
+    assert "report.partial" in capsys.readouterr().err
+    assert path.read_text() == before
 
 
-@pytest.fixture
-def topology_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A topology file whose run is over at once, and left a run directory."""
-
+@pytest.mark.parametrize("fails", [False, True])
+def test_every_run_ends_with_its_report_or_why_there_is_none_and_then_its_summary(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *, fails: bool
+) -> None:
     async def run_topology(*_: object, **shown: object) -> int:
         await trio.lowlevel.checkpoint()
         whole(tmp_path)
         return 0
 
-    monkeypatch.setattr("actors.runtime.run.run_topology", run_topology)
-    path, _ = write_micro(tmp_path)
-    return path
-
-
-def test_every_run_ends_with_its_report_and_then_its_summary(
-    topology_of_a_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["run", str(topology_of_a_run)]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == f"report: {tmp_path / 'run' / 'report.html'}"
-    assert json.loads(lines[-1])["steps"] == 3
-
-
-def test_a_report_that_fails_does_not_fail_the_run_and_is_said_to(
-    topology_of_a_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
     def broken(*_: object) -> str:
         raise ZeroDivisionError("a mistake of ours")
 
-    monkeypatch.setattr("agent_rl.observe.report.html", broken)
-    assert main(["run", str(topology_of_a_run)]) == 0
+    monkeypatch.setattr("actors.runtime.run.run_topology", run_topology)
+    if fails:
+        monkeypatch.setattr("agent_rl.observe.report.html", broken)
+    path, _ = write_micro(tmp_path)
+    assert main(["run", str(path)]) == 0
     captured = capsys.readouterr()
-    assert "no report was written (ZeroDivisionError: a mistake of ours); agent-rl report" in captured.err
-    assert json.loads(captured.out.splitlines()[-1])["steps"] == 3
+    lines = captured.out.splitlines()
+    assert (lines[0] == f"report: {tmp_path / 'run' / 'report.html'}") != fails
+    assert ("no report was written (ZeroDivisionError: a mistake of ours); agent-rl report" in captured.err) == fails
+    assert json.loads(lines[-1])["steps"] == 3
 
 
-# Words, colours and time ----------------------------------------------------------------------------------------------
+# Words and colours ----------------------------------------------------------------------------------------------------
 
 
 @given(st.one_of(st.text(), st.sampled_from(HOSTILE)))
@@ -611,65 +580,3 @@ def test_every_reason_to_drop_a_group_has_words_of_its_own() -> None:
     reasons = {reason for reason in reasons if isinstance(reason, str)}
     assert len(reasons) >= 4
     assert reasons - FATES.keys() == {group_instructions.EQUAL_REWARDS}  # it is told apart: all right, or all wrong
-
-
-def row(wall: float, busy: float = 0.5, waiting_for: str = "", waited: float = 0.0, **more: object) -> Moments:
-    said = {"busy": busy, "cpu": busy, "waiting_for": waiting_for, "waited": waited}
-    return read_row({"wall": wall, "seconds": 1.0, "actors": {"learner.0": said}, **more})
-
-
-def test_the_time_between_two_starts_of_a_run_is_left_out() -> None:
-    active = activity([row(11.0), row(12.0), row(500.0), row(501.0, cores=2)])
-    assert active.seconds == 4.0
-    assert active.gaps == (2.0,)
-    assert active.cores == 2
-    assert active.place(11.5) == 1.5
-    assert active.place(499.5) == 2.5
-    assert active.place(300.0) == 2.0  # between the starts
-    assert active.place(9999.0) == 4.0
-    assert active.place(math.nan) is None
-
-
-def test_shares_of_an_actors_time_by_whom_it_waited_for() -> None:
-    active = activity(
-        [row(1.0, 0.75, "roc_filter: step 12, 3 of its groups", 1.0), row(2.0, 0.25, "learner: a policy", 0.5)]
-    )
-    share = totals(active.spans)["learner.0"]
-    assert share.busy == 0.5
-    assert share.waiting == {"roc_filter": 0.125, "learner": 0.25}  # never more than what is left of busy
-    assert share.words == {"roc_filter: step of its groups": 0.125, "learner: a policy": 0.25}
-    assert load(active.spans) == 0.5
-
-
-@given(st.lists(st.tuples(st.floats(0.5, 9.0), st.floats(0.0, 1.0)), min_size=1, max_size=60), st.integers(1, 20))
-def test_fewer_spans_hold_the_same_busy_time(rows: list[tuple[float, float]], count: int) -> None:
-    wall, timeline = 0.0, []
-    for seconds, busy in rows:
-        wall += seconds
-        timeline.append(row(wall, busy, seconds=seconds))
-    active = activity(timeline)
-    few = binned(active.spans, count)
-    assert len(few) <= max(count, 1)
-    assert few[-1].end == pytest.approx(active.seconds)
-
-    def busy_seconds(spans: object) -> float:
-        return sum((span.end - span.start) * span.actors["learner.0"].busy for span in spans)  # type: ignore[attr-defined]
-
-    assert busy_seconds(few) == pytest.approx(busy_seconds(active.spans))
-
-
-def test_many_replicas_are_one_lane_a_role() -> None:
-    actors = {f"rollout_generator.{index}": {"busy": index % 2, "cpu": 1.0} for index in range(20)}
-    active = activity([read_row({"wall": 1.0, "seconds": 1.0, "actors": actors})])
-    share = totals(active.spans)["rollout_generator"]
-    assert active.lanes() == ["rollout_generator"]
-    assert share.busy == pytest.approx(0.5)
-    assert share.cpu == 20.0
-
-
-def test_rows_that_make_no_sense_are_no_figures() -> None:
-    strange = {"learner.0": {"busy": "much", "cpu": None, "waited": math.nan}, "roc_filter.0": 3}
-    active = activity([read_row({"wall": 1.0, "seconds": 1.0, "actors": strange})])
-    assert active.lanes() == ["learner.0"]
-    assert totals(active.spans)["learner.0"].busy == 0.0
-    assert math.isnan(load([]))

@@ -62,14 +62,9 @@ class Run:
         return [each.text for _, each in self.said]
 
 
-def test_nobody_is_named_while_everybody_is_heard():
-    run = Run(learner="roc_filter: step 3", roc_filter="").go(600)
-    assert run.texts == []
-    assert run.silence.silent == []
-
-
-def test_a_silent_actor_is_named_once_with_who_waits_for_it_and_for_what():
-    run = Run(learner="roc_filter: step 3", roc_filter="kv_scheduler: groups", kv_scheduler="").go(10)
+def test_a_silent_actor_alone_is_named_and_once_with_who_waits_for_it_and_for_what():
+    run = Run(learner="roc_filter: step 3", roc_filter="kv_scheduler: groups", kv_scheduler="").go(600)
+    assert (run.texts, run.silence.silent) == ([], [])
     run.stopped.add("roc_filter.0")
     began = run.now
     run.go(60, "roc_filter.0")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -22,6 +23,8 @@ from agent_rl.topology_checks.topology import check_topology
 from agent_rl_contract.tracker import Kept, TrackerContract
 from tests.event_files import scalars
 
+ROOT = Path(__file__).parents[3]
+PYTHON = ROOT / ".venv-trackers" / "bin" / "python"
 ROW = {"kind": "step", "stage": "rl", "step": 1, "version": 1, "success": 0.5, "seconds": 3.0, "wall": 9.0}
 MINE = """
 import json, os, time
@@ -178,7 +181,7 @@ def run(tmp_path: Path) -> Run:
 
 
 @pytest.mark.real_time
-async def test_rows_arrive_while_the_run_goes_and_a_restart_delivers_the_rest(run: Run) -> None:
+async def test_whole_rows_arrive_while_the_run_goes_and_a_restart_delivers_the_rest(run: Run) -> None:
     run.add(1, 2)
     async with run.tracking() as tracking:
         await run.until(2)
@@ -186,6 +189,8 @@ async def test_rows_arrive_while_the_run_goes_and_a_restart_delivers_the_rest(ru
     assert run.kept[-1] == {"closed": True}
     assert run.versions() == [1, 2, 3]
     run.add(4)
+    with (run.directory / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "step", "versi')
     await run.track()
     assert run.versions() == [1, 2, 3, 4]
     assert run.kept[-2] == {"version": 4, "train/success": 0.5, "train/seconds": 3.0}
@@ -252,18 +257,18 @@ async def test_a_disk_that_takes_no_state_stops_the_tracker_alone(run: Run) -> N
     assert "has stopped: " in said
 
 
-@pytest.mark.real_time
-async def test_rows_that_are_half_written_wait_for_their_end(run: Run) -> None:
-    run.add(1)
-    with (run.directory / "metrics.jsonl").open("a") as file:
-        file.write('{"kind": "step", "versi')
-    await run.track()
-    assert run.versions() == [1]
-
-
 def test_trackers_that_cannot_be_had_are_refused_before_anything_starts(run: Run, monkeypatch: Any) -> None:
     monkeypatch.syspath_prepend(str(run.path.parent))
     for name, message in (("tensorbord", "'tensorbord' is no tracker"), ("my_tracker:Yours", "has no class 'Yours'")):
         setting = [f'run.trackers=["{name}"]']
         faults = check_topology(load_topology(run.path, setting), run.path, setting)
         assert any(message in fault.message for fault in faults), faults
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not PYTHON.exists(), reason="there is no .venv-trackers: make .venv-trackers/installed")
+def test_mlflow_trackio_pandas_and_polars_as_they_are_keep_what_they_are_given() -> None:
+    options = ("-q", "-W", "ignore", "-p", "no:cacheprovider")
+    command = [PYTHON, "-m", "pytest", *options, "tests/agent_rl/observe/real_libraries.py"]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stdout[-4000:]

@@ -49,12 +49,12 @@ def train(
     journal.step_trained(version, TrainingFigures())
 
 
-def forget(journal: Journal, *, keep: int = 0, pieces: int | None = None) -> int:
+def forget(journal: Journal, *, keep: int = 0, pieces: int | None = None, remove_files: bool = True) -> int:
     """Carry out a compaction, or its first ``pieces``; returns how many there were."""
     done = 0
     for remove in journal.compaction(keep):
         journal.commit()
-        if remove is not None:
+        if remove is not None and remove_files:
             journal.settle()
             remove()
         done += 1

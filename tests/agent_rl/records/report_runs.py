@@ -210,6 +210,27 @@ class SyntheticRun:
         self.journal.judge(made.group, made.sample, 0, judgement(reward))
 
 
+def whole(folder: Path) -> Path:
+    """The directory of a whole run that has ended, with its timeline."""
+    return SyntheticRun(folder).whole().timeline().close()
+
+
+def played(folder: Path, *stages: Sequence[Any]) -> Path:
+    """The directory of a run that entered these stages: each with the rewards of its steps, or of its evaluation. A
+    step that is a pair has figures of its own.
+    """
+    made = SyntheticRun(folder)
+    for stage, *parts in stages:
+        made.enter(stage)
+        for part in parts:
+            if stage == RL:
+                rewards, figures = part if isinstance(part, tuple) else (part, {})
+                made.step(rewards, **figures)
+            else:
+                made.evaluate(stage, part)
+    return made.close()
+
+
 def report(directory: Path) -> Shown:
     """The report of a run directory, not written."""
     return Shown(read_page(directory, decode_stored)[1])

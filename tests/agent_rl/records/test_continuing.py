@@ -1,9 +1,11 @@
-"""What may change between two starts of one run."""
+"""What may change between two starts of one run; and each is newer than the last, whatever is done to the clock."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import time
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,11 +25,16 @@ from agent_rl.environments.load import Environments, shown_settings
 from agent_rl.records.history import remember, write_resolved
 from agent_rl.records.journal import Journal
 from agent_rl.records.run_directory import (
+    RESTARTS,
     RunRefused,
     add_end,
     in_use,
+    is_first,
     is_supervised,
+    next_start,
+    read_epoch,
     read_summary,
+    run_clock,
     run_lock,
     summary_file,
 )
@@ -53,21 +60,29 @@ def topology(folder: Path, *overrides: str) -> Topology:
 )
 def test_what_the_run_was_made_with_may_not_change(tmp_path: Path, override: str) -> None:
     select = 'stages.1={kind="select", max_response_tokens=20, max_turns=3, samples=4}'
-    remember(topology(tmp_path, select), tmp_path)
-    remember(topology(tmp_path, select), tmp_path)
+    made, other = topology(tmp_path, select), topology(tmp_path, select, override)
     said = r"other settings:(\n  \S+: .* then, .* now)+\n  undo .* or set another run"
-    with pytest.raises(RunRefused, match=said) as refused:
-        remember(topology(tmp_path, select, override), tmp_path)
-    key = override.split("=", maxsplit=1)[0]
-    assert key.rsplit(".", 1)[0] in str(refused.value)
+    for before, now in ((made, other), (other, made)):
+        (tmp_path / "topology.json").unlink(missing_ok=True)
+        remember(before, tmp_path)
+        remember(before, tmp_path)
+        with pytest.raises(RunRefused, match=said) as refused:
+            remember(now, tmp_path)
+        key = override.split("=", maxsplit=1)[0]
+        assert key.rsplit(".", 1)[0] in str(refused.value)
 
 
 @pytest.mark.parametrize(
     "override",
-    ["stages.2.steps=9", "run.max_minutes=3", "actors.learner.settings.threads=2", "model.parallel.replicate=2"],
+    [
+        *("stages.2.steps=9", "stages.2.temperature=2.0", "run.max_minutes=3", "model.parallel.replicate=2"),
+        "actors.learner.settings.threads=2",
+    ],
 )
-def test_lengths_limits_and_actors_may_change(tmp_path: Path, override: str) -> None:
+def test_lengths_limits_actors_and_the_layout_of_ranks_may_change(tmp_path: Path, override: str) -> None:
     remember(topology(tmp_path), tmp_path)
+    path = tmp_path / "topology.json"  # as an earlier release wrote it
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"model.parallel": {"shard": 2, "tensor": 1}}))
     remember(topology(tmp_path, override), tmp_path)
 
 
@@ -96,13 +111,6 @@ def test_the_contents_of_files_of_data_may_not_change(tmp_path: Path, changed: s
     files[changed].write_text("b\n")
     with pytest.raises(RunRefused, match=said):
         remember(made, tmp_path, tmp_path)
-
-
-def test_a_run_of_an_earlier_release_may_change_its_layout(tmp_path: Path) -> None:
-    remember(topology(tmp_path), tmp_path)
-    path = tmp_path / "topology.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"model.parallel": {"shard": 2, "tensor": 1}}))
-    remember(topology(tmp_path), tmp_path)
 
 
 def test_stages_may_be_appended_and_are_then_kept_too(tmp_path: Path) -> None:
@@ -268,3 +276,47 @@ def test_a_summary_is_this_starts_own_and_a_run_has_one_supervisor_a_host(tmp_pa
         with pytest.raises(RunRefused, match=f"{name} is no file that can be locked"):
             run_lock(tmp_path, ["a"]).__enter__()
         (tmp_path / name).unlink()
+
+
+# Starts are newer than those before -----------------------------------------------------------------------------------
+
+
+def test_later_starts_are_higher_though_the_clock_is_set_back(tmp_path: Path) -> None:
+    clock = iter([2_000_000_000.0, 5.0, 5.0, 1_000_000_000.0, 3_000_000_000.0])
+    starts = [next_start(tmp_path, ["a"], lambda: next(clock)) for _ in range(5)]
+    assert starts == [2_000_000_000, 2_000_000_001, 2_000_000_002, 2_000_000_003, 3_000_000_000]
+    incarnations = [start * RESTARTS + restart for start in starts for restart in (0, 1, RESTARTS - 1)]
+    assert all(one < other for one, other in itertools.pairwise(incarnations))
+    assert [is_first(incarnation) for incarnation in incarnations] == [True, False, False] * 5
+    assert max(incarnations) < 1 << 63
+
+
+def test_hosts_that_share_a_directory_count_for_themselves(tmp_path: Path) -> None:
+    assert next_start(tmp_path, ["a"], lambda: 100.0) == 100
+    assert next_start(tmp_path, ["b"], lambda: 50.0) == 50
+    assert next_start(tmp_path, ["a", "b"], lambda: 0.0) == 101  # both from one supervisor
+    assert next_start(tmp_path, ["b"], lambda: 0.0) == 102
+    assert next_start(tmp_path, ["a", "b"], lambda: 0.0) == 103
+
+
+@pytest.mark.parametrize("written", ["", "many", "9" * 30, str(1 << 50)])
+def test_after_a_disk_that_stopped_a_number_is_newer_than_the_file(tmp_path: Path, written: str) -> None:
+    file = tmp_path / "starts.a"
+    file.write_text(written)
+    os.utime(file, (500, 500))
+    assert next_start(tmp_path, ["a"], lambda: 100.0) == 501
+    assert next_start(tmp_path, ["a"], lambda: 100.0) == 502
+
+
+def test_a_folder_in_the_place_of_the_number_is_named(tmp_path: Path) -> None:
+    (tmp_path / "starts.a").mkdir()
+    with pytest.raises(RunRefused, match=r"starts\.a cannot be read \(it is no regular file\)"):
+        next_start(tmp_path, ["a"])
+
+
+def test_setting_the_clock_changes_no_runs_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = run_clock(read_epoch())
+    before = clock()
+    assert abs(before - time.time()) < 1.0
+    monkeypatch.setattr(time, "time", lambda: 5.0)
+    assert 0.0 <= clock() - before < 10.0

@@ -57,11 +57,7 @@ BEGUN = replace(KNOWN, stage=-1, step=-1)
         (replace(KNOWN, kept_from=None), None, ""),  # one that died before its first checkpoint
         (KNOWN, saved(2, 1, 7, run="theirs", step=6), "belongs to run theirs, and journal.sqlite to run ours"),
         (KNOWN, saved(2, 1, 7, run=""), "names no run"),
-        (
-            KNOWN,
-            saved(2, 1, 9, step=8),
-            "older than checkpoints/x: the journal ends in stage 2, after the step at version 6",
-        ),
+        (KNOWN, saved(2, 1, 9, step=8), "than checkpoints/x: the journal ends in stage 2, after the step at version 6"),
         (BEGUN, saved(1, 1, 1), "in stage -1, before the first step"),
         (replace(KNOWN, stage=1, step=-1, evaluated=frozenset()), saved(2, 1, 1), "is older than"),
         (replace(KNOWN, stage=1), saved(3, 7, 7, step=6), "is older than"),
@@ -221,8 +217,8 @@ HARMS: dict[str, tuple[Callable[[Run], object], str, str]] = {
     ),
     "more rows": (
         earlier_rows,
-        "is older than metrics.jsonl, which has 10 rows where the journal has 9",
-        "is older than metrics.jsonl, which has 10 rows where the journal has 9",
+        "which has 10 rows where the journal has 9",
+        "is older than metrics.jsonl, which has 10",
     ),
     "other settings": (other_settings, "model.initialise", ""),
 }

@@ -10,13 +10,11 @@ from pathlib import Path
 import pytest
 
 from agent_rl.figures import SelectionFigures, StepFigures, TrainingFigures
-from agent_rl.messages import Evaluation, Judgement
+from agent_rl.messages import Judgement
 from agent_rl.records import sqlite
 from agent_rl.records.audit import audit, audit_journal
 from agent_rl.records.journal import Journal, JournalError, open_journal
 from agent_rl.records.rows import GroupRow, SampledRow, row_crc
-from agent_rl.scheduling.ids import group_id
-from agent_rl_contract.builders import evaluated
 from tests.agent_rl.records.journals import open_groups, raises, readable, train
 
 
@@ -44,6 +42,7 @@ def test_the_audit_names_groups_that_break_the_rules(journal: Journal) -> None:
         journal.step_trained(version, TrainingFigures())
     journal.evaluated(c)
     journal.open_group("s0-g000007", 0, 7, "train", b"")
+    open_groups(journal, range(4, 5), stage=2, purpose="evaluate_sampled", at_step=10)
     faults = "\n".join(audit_journal(journal).faults)
     for name, purpose, state in (("s0-a", "train", "dropped"), ("s0-b", "evaluate_greedy", "trained")):
         journal._put(GroupRow(name, 0, None, 3, purpose, b"", 0, state=state))
@@ -56,6 +55,7 @@ def test_the_audit_names_groups_that_break_the_rules(journal: Journal) -> None:
         f"{a}: in the steps at versions 0 and 1",
         f"{c}: a training group marked evaluated",
         "stage 0: 4 groups recorded, but numbers reach 8",
+        "stage 2, its evaluation after 10 steps: 1 groups recorded, but numbers reach 5",
     ):
         assert fault in faults, faults
     assert "NOT BALANCED" in audit_journal(journal).lines()
@@ -79,62 +79,6 @@ def test_the_audit_tells_what_became_of_sampled_tokens(journal: Journal) -> None
         journal.step_trained(2, told)
         (fault,) = audit_journal(journal).faults
         assert fault == f"step 2: 5 tokens were sent to be trained, and {told.trained_tokens} were"
-
-
-def test_what_people_are_told(journal: Journal) -> None:
-    a, b, right, wrong = open_groups(journal, 4)
-    journal.ready(a, [(0, 0), (1, 0)], [1.0, 0.0], 0, 1)
-    journal.ready(b, [(0, 0), (1, 0)], [1.0, 1.0], 0, 2)
-    journal.drop(right, "equal_rewards", 1.0, 0, 3)
-    journal.drop(wrong, "equal_rewards", 0.0, 0, 4)
-    journal.close_step(7, 0, [a, b], [a, b, right, wrong], StepFigures())
-    journal.step_trained(7, TrainingFigures())
-    assert journal.closed_versions() == [7]
-    states = {a: "trained", b: "trained", right: "dropped", wrong: "dropped"}
-    assert {group: (state, step) for group, state, step in journal.group_states()} == {
-        group: (state, 7) for group, state in states.items()
-    }
-    asked = open_groups(journal, 3, stage=1, purpose="evaluate_greedy")
-    for group, reward in zip(asked, (1.0, 0.0), strict=False):
-        journal.judge(group, 0, 0, Judgement(reward, success=reward > 0))
-    for group in asked:
-        journal.evaluated(group)
-    assert journal.judged(1) == dict(zip(asked, (1.0, 0.0, 0.0), strict=True))
-    journal.add_evaluation(Evaluation(1), evaluated(0.25))
-    balance = audit_journal(journal)
-    assert (balance.opened, balance.evaluated, balance.balanced) == (4, 3, True)
-    journal.ask_again([asked[0], a])
-    assert (journal.trajectories(asked[0]), readable(journal, asked)) == ([], asked[1:])
-    for row in ("one", "two"):
-        journal.add_record(row)
-    assert (journal.records(), journal.record_count()) == (["one", "two"], 2)
-    assert journal.group_ids() == [a, b, right, wrong, *asked]
-
-
-def test_a_stage_and_the_evaluations_within_it_are_kept_apart_also_when_opened_again(
-    journal: Journal, tmp_path: Path
-) -> None:
-    open_groups(journal, 5, stage=2)
-    for at_step in (10, 20):
-        open_groups(journal, 3, stage=2, purpose="evaluate_sampled", at_step=at_step)
-        journal.evaluated(group_id(2, 0, at_step))
-    assert journal.add_evaluation(Evaluation(2, 20), evaluated(0.5))
-    assert journal.add_evaluation(Evaluation(1), evaluated(0.25))
-    assert not journal.add_evaluation(Evaluation(2, 20), evaluated(0.75))  # the first result counts
-    journal.close()
-    again = open_journal(tmp_path)
-    assert again.opened_counts(2) == {None: 5, 10: 3, 20: 3}
-    done = [(row.id, row.at_step) for row in again.groups(stage=2, states=("evaluated",))]
-    assert done == [(group_id(2, 0, 10), 10), (group_id(2, 0, 20), 20)]
-    assert (again.interim_evaluations(2), again.interim_evaluations(1)) == ({20: evaluated(0.5)}, {})
-    assert again.evaluations() == {1: evaluated(0.25)}
-    assert not again.add_evaluation(Evaluation(1), evaluated(0.0))
-    open_groups(again, range(4, 5), stage=2, purpose="evaluate_sampled", at_step=10)
-    (fault,) = audit_journal(again).faults
-    assert fault == "stage 2, its evaluation after 10 steps: 4 groups recorded, but numbers reach 5"
-    assert again.leave_stages(but=2, reason="boundary") == 0
-    assert again.leave_stages(but=3, reason="boundary") == 5 + 2 + 2 + 1
-    again.close()
 
 
 def test_a_selection_is_recorded_once_and_a_problem_that_is_asked_again_counts_no_more(
@@ -161,20 +105,6 @@ def test_a_selection_is_recorded_once_and_a_problem_that_is_asked_again_counts_n
     assert again.kept_problems(1) == {"maths": ("p0", "p1"), "sql": ("p2",)}
     assert (again.selections(), again.selection(2)) == ([figures], None)
     again.close()
-
-
-def test_facts_that_are_committed_survive_and_others_do_not(tmp_path: Path) -> None:
-    first = open_journal(tmp_path)
-    run = first.fact("run")
-    open_groups(first, 1)
-    assert first.dirty
-    first.commit(flush=True)
-    assert not first.dirty
-    first.set_fact("epoch", "5")
-    first.abandon()
-    second = open_journal(tmp_path)
-    assert (second.fact("epoch"), second.fact("run")) == (None, run)
-    second.close()
 
 
 def test_a_journal_that_is_open_elsewhere_is_not_read_over_the_network(
@@ -257,21 +187,6 @@ def test_a_start_after_a_loss_of_power_asks_again_for_what_the_disk_lost(tmp_pat
     again = Journal(tmp_path / "after" / "journal.sqlite")
     assert readable(again, [first, second]) == [first]
     again.close()
-
-
-def test_what_a_killed_compaction_left_to_be_removed_is_removed_at_the_next_start(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "journal.sqlite")
-    journal.segment_bytes = 1
-    for version in range(3):
-        train(journal, version, open_groups(journal, range(4 * version, 4 * version + 4)))
-    journal.keep_from(3)
-    for _ in journal.compaction():
-        journal.commit()  # and removes no file
-    journal.close()
-    folder = tmp_path / "journal.trajectories"
-    assert len(list(folder.iterdir())) == 4
-    Journal(tmp_path / "journal.sqlite").close()
-    assert [path.name for path in folder.iterdir()] == ["00000003"]
 
 
 def test_a_rollout_of_an_open_group_is_written_once_and_nothing_is_read(journal: Journal) -> None:

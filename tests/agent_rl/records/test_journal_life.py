@@ -15,12 +15,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from agent_rl.figures import StepFigures, TrainingFigures
-from agent_rl.messages import Judgement
+from agent_rl.figures import EvaluationFigures, StepFigures, TrainingFigures
+from agent_rl.messages import Evaluation, Judgement
 from agent_rl.records.audit import audit_journal
 from agent_rl.records.journal import GroupRow, Journal, StepRow
 from agent_rl.records.rows import SampledRow, TrajectoryRow
 from agent_rl.scheduling.ids import group_id
+from agent_rl_contract.builders import evaluated
 
 KINDS = ((0, None, "train"), (0, None, "train"), (0, 5, "evaluate_sampled"), (1, None, "select"), (2, None, "train"))
 WHICH = st.integers(0, 99)
@@ -31,7 +32,9 @@ def judged(reward: float) -> Judgement:
 
 
 class Life(RuleBasedStateMachine):
-    """``groups``, ``rollouts``, ``steps`` and ``sampled`` are what the journal must hold."""
+    """What is in ``HELD`` is what the journal must hold."""
+
+    HELD = ("groups", "rollouts", "steps", "sampled", "results", "rows", "stage", "order")
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,8 +43,11 @@ class Life(RuleBasedStateMachine):
         self.rollouts: dict[str, dict[tuple[int, int], tuple[bytes, Judgement | None]]] = {}
         self.steps: dict[int, StepRow] = {}
         self.sampled: dict[int, SampledRow] = {}
+        self.results: dict[Evaluation, EvaluationFigures] = {}
+        self.rows: list[str] = []
         self.stage = self.order = 0
         self.open()
+        self.run = self.journal.fact("run")
         for number, kind in enumerate(KINDS * 2):
             self.opens(kind=kind)
             self.ends(which=number, sample=0, attempt=0, reward=1.0)
@@ -71,6 +77,7 @@ class Life(RuleBasedStateMachine):
             self.journal.open_group(name, stage, number, purpose, opened, at_step)
         self.groups[name] = GroupRow(name, stage, at_step, number, purpose, b"first", 0)
         self.rollouts[name] = {}
+        assert self.journal.dirty
 
     @rule(which=WHICH, sample=st.integers(0, 1), attempt=st.integers(0, 1), reward=st.sampled_from([None, 0.0, 1.0]))
     def ends(self, which: int, sample: int, attempt: int, reward: float | None) -> None:
@@ -171,16 +178,27 @@ class Life(RuleBasedStateMachine):
                 for name in step.decided:
                     self.change(name, step=None)
 
+    @rule(
+        of=st.sampled_from([Evaluation(1), Evaluation(2), Evaluation(0, 5), Evaluation(0, 9)]), success=st.floats(0, 1)
+    )
+    def has_a_result(self, of: Evaluation, success: float) -> None:
+        figures = evaluated(success)
+        assert self.journal.add_evaluation(of, figures) == (of not in self.results)
+        self.results.setdefault(of, figures)  # the first result counts
+        self.rows.append(f"row {len(self.rows)}")
+        self.journal.add_record(self.rows[-1])
+        self.journal.set_fact("newest", self.rows[-1])
+
     @rule()
     def commits(self) -> None:
         self.journal.commit(flush=True)
-        self.saved = copy.deepcopy((self.groups, self.rollouts, self.steps, self.sampled, self.stage, self.order))
+        assert not self.journal.dirty
+        self.saved = copy.deepcopy({name: getattr(self, name) for name in self.HELD})
 
     @rule()
     def is_killed(self) -> None:
         self.journal.abandon()
-        held = copy.deepcopy(self.saved)
-        self.groups, self.rollouts, self.steps, self.sampled, self.stage, self.order = held
+        vars(self).update(copy.deepcopy(self.saved))
         self.open()
 
     @rule(part=st.floats(0, 1))
@@ -223,6 +241,18 @@ class Life(RuleBasedStateMachine):
             ]
         rows, steps = self.groups.values(), [self.steps[version] for version in sorted(self.steps)]
         assert journal.steps() == steps
+        assert journal.closed_versions() == [step.version for step in steps]
+        assert {*journal.group_states()} == {(row.id, row.state, row.step) for row in rows}
+        assert journal.group_ids() == [row.id for row in sorted(rows, key=lambda row: (row.stage, row.number, row.id))]
+        done = [row for row in rows if (row.stage, row.state) == (0, "evaluated")]
+        assert [row.id for row in journal.groups(stage=0, states=("evaluated",))] == sorted(row.id for row in done)
+        right = {row.id: [judged.success for _, judged in self.rollouts[row.id].values() if judged] for row in done}
+        assert journal.judged(0) == {name: sum(each) for name, each in right.items()}
+        whole = {of.stage: figures for of, figures in self.results.items() if of.at_step is None}
+        within = {of.at_step: figures for of, figures in self.results.items() if of.at_step is not None}
+        assert (journal.evaluations(), journal.interim_evaluations(0)) == (whole, within)
+        assert (journal.records(), journal.record_count()) == (self.rows, len(self.rows))
+        assert (journal.fact("run"), journal.fact("newest")) == (self.run, self.rows[-1] if self.rows else None)
         assert journal.counts() == Counter((row.purpose, row.state, row.reason) for row in rows)
         trained = [step for step in steps if step.trained]
         empty, skipped = sum(not step.groups for step in trained), sum(step.skipped for step in trained)
@@ -242,6 +272,7 @@ class Life(RuleBasedStateMachine):
         )  # fmt: skip
         ages = [step.version - self.groups[name].oldest for step in steps if not step.skipped for name in step.groups]
         assert balance.staleness == max(ages, default=None)
+        assert balance.evaluated == sum(row.state == "evaluated" for row in rows)
         assert journal.lost_steps() == []
 
     def teardown(self) -> None:

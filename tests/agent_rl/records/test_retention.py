@@ -99,7 +99,8 @@ def test_problems_of_a_select_stage_leave_as_they_are_counted(journal: Journal) 
     assert [row.number for row in journal.sampled(3)] == [0, 1, SELECTED_TOGETHER]
 
 
-def test_a_compaction_that_was_cut_short_anywhere_is_ended_by_the_next(tmp_path: Path) -> None:
+@pytest.mark.parametrize("remove_files", [True, False])
+def test_a_compaction_that_was_cut_short_anywhere_is_ended_by_the_next(tmp_path: Path, *, remove_files: bool) -> None:
     for cut in range(1, 99):
         folder = tmp_path / str(cut)
         folder.mkdir()
@@ -110,9 +111,11 @@ def test_a_compaction_that_was_cut_short_anywhere_is_ended_by_the_next(tmp_path:
             train(journal, version, names[-4:])
         journal.keep_from(3)
         journal.commit()
-        done = forget(journal, pieces=cut)
+        done = forget(journal, pieces=cut, remove_files=remove_files)
         journal.abandon()
         again = open_journal(folder)
+        if done < cut:  # a start removes the files that were left
+            assert [path.name for path in (folder / "journal.trajectories").iterdir()] == ["00000003"]
         forget(again)
         assert readable(again, names) == again.samples() == [names[0], names[1], names[8], names[9]]
         again.close()

@@ -1,4 +1,4 @@
-"""Shares of time from the totals that actors report."""
+"""Shares of time from the totals that actors report; and what a run has written is read back, and nothing else."""
 
 from __future__ import annotations
 
@@ -6,11 +6,24 @@ import json
 import math
 from dataclasses import MISSING, fields, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from agent_rl.figures import ActorFigures, GeneratorFigures, Passes
+from agent_rl.figures import (
+    ActorFigures,
+    AnswerFigures,
+    EvaluationFigures,
+    GeneratorFigures,
+    MismatchFigures,
+    Passes,
+    RolloutMeans,
+    StepFigures,
+    row,
+)
+from agent_rl.figures import TrainingFigures as Training
 from agent_rl.messages import ActorStatus
+from agent_rl.records.reading import Evaluated, Lines, Step, read_record
 from agent_rl.records.timeline import (
     ACTORS_PER_SECOND,
     FILE,
@@ -36,11 +49,11 @@ def test_shares_are_of_the_time_between_the_statuses_heard() -> None:
     timeline.observe(status(5.0, 3.0), 100.0)
     timeline.observe(status(5.25, 3.5, "roc_filter: step 1"), 100.5)
     timeline.observe(status(5.5, 4.0), 101.0)
-    row = timeline.row(101.2, wall=7.0)
-    assert row["actors"]["learner.0"] == {
+    found = timeline.row(101.2, wall=7.0)
+    assert found["actors"]["learner.0"] == {
         "state": "running", "busy": 0.5, "cpu": 1.0, "waiting_for": "", "waited": 0.5, "figures": {"stages": 2.0, "step": 3.0, "trained_tokens": 0.0},
     }  # fmt: skip
-    assert (row["wall"], row["seconds"]) == (7.0, 1.2)
+    assert (found["wall"], found["seconds"]) == (7.0, 1.2)
     timeline.observe(status(6.5, 4.0), 102.0)
     assert timeline.row(102.0, wall=8.0)["actors"]["learner.0"]["busy"] == 1.0
 
@@ -93,19 +106,6 @@ def test_rows_grow_longer_with_the_run_and_its_actors(
     assert timeline.due(last + due)
 
 
-def test_rows_that_a_full_disk_refuses_are_counted_and_the_next_are_written(tmp_path: Path) -> None:
-    file = TimelineFile(tmp_path, 0.0, wall=lambda: 1000.0)
-    for second in range(3):
-        file.observe(status(float(second), 0.0), float(second))
-    with no_file_longer_than(10):
-        file.observe(status(3.0, 0.0), 3.0)
-        file.observe(status(4.0, 0.0), 4.0)
-    file.observe(status(5.0, 0.0), 5.0)
-    file.close()
-    assert file.lost == 2
-    assert len(list(read_timeline(tmp_path))) == 3
-
-
 def test_a_long_timeline_is_read_with_the_file_before_it(tmp_path: Path) -> None:
     file = TimelineFile(tmp_path, 0.0, lambda: 1000.0, limit=1000)
     for second in range(12):
@@ -118,14 +118,78 @@ def test_a_long_timeline_is_read_with_the_file_before_it(tmp_path: Path) -> None
     assert len(rows) == sum(both)
 
 
-def test_rows_are_appended_and_read_back_without_a_half_written_one(tmp_path: Path) -> None:
+def test_rows_are_appended_and_read_back_without_those_that_the_disk_refused_or_a_half_written_one(
+    tmp_path: Path,
+) -> None:
     for start in (0.0, 10.0):  # the second start of a run goes on with the file
         file = TimelineFile(tmp_path, start, wall=lambda: 1000.0)
         for second in range(4):
             file.observe(status(second * 0.5, 0.0), start + second)
+        with no_file_longer_than(10):
+            for second in (4, 5):
+                file.observe(status(second * 0.5, 0.0), start + second)
+        file.observe(status(3.0, 0.0), start + 6)
+        assert file.lost == 2
     with (tmp_path / FILE).open("a") as half:
         half.write(json.dumps({"wall": 1.0})[:-3])
-    rows = list(read_timeline(tmp_path))
-    shares = [row["actors"]["learner.0"]["busy"] for row in rows if row["actors"]]
-    assert shares == [pytest.approx(0.5)] * 6
+    actors = [found["actors"] for found in read_timeline(tmp_path)]
+    shares = [each["learner.0"]["busy"] for each in actors if each]
+    assert shares == [pytest.approx(0.5)] * 8
     assert list(read_timeline(tmp_path / "nowhere")) == []
+
+
+# Rows that are read back ---------------------------------------------------------------------------------------------
+
+MISMATCH = dict.fromkeys(("mismatch_gap", "mismatch_max", "mismatch_ratio", "staleness_gap", "staleness_ratio"), 0.5)
+MEANS = RolloutMeans(rollouts=3, success=0.5, parts={"form": 0.5}, response_tokens=9.0)
+ANSWERS = AnswerFigures(problems=8, success=0.25, low=0.1, high=0.5, lost=1, answered=RolloutMeans(tool_calls=1.5))
+FIGURES = StepFigures(sampled=MEANS, environments={"maths": MEANS}, staleness_max=2, delivered={"sampled": 9})
+TRAINED = Training(loss=0.5, mismatch=MismatchFigures(**MISMATCH, mismatch_tokens=5))
+RESULT = EvaluationFigures(name="a_b", sampled=ANSWERS, environments={"maths": ANSWERS}, version_oldest=2)
+TIME = {"version": 4, "seconds": 2.5, "wall": 7.0}
+STEP = {"kind": "step", "stage": "rl", "step": 1, **TIME, **row(FIGURES), **row(TRAINED)}
+EVALUATION = {"kind": "evaluation", "stage": "a_b", **TIME, **RESULT.row()}
+
+
+def test_rows_are_read_as_the_figures_that_were_written() -> None:
+    assert read_record(STEP) == Step(stage="rl", step=1, figures=FIGURES, training=TRAINED, **TIME)
+    assert read_record(EVALUATION) == Evaluated(figures=RESULT, **TIME)
+    assert read_record({"kind": "selection"}) is None
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"kind": "step"}, {"kind": "evaluation"}, {"kind": "stage"}, STEP | {"version": "x"}, STEP | {"success": "much"},
+        EVALUATION | {"success_a_b_sampled_low": None}, EVALUATION | {"stage": "other"},
+    ],
+)  # fmt: skip
+def test_a_row_that_no_run_writes_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"validation error|no sampled answers"):
+        read_record(wrong)
+
+
+def test_lines_are_taken_once_they_end_and_a_replaced_file_is_read_anew(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    lines = Lines(path, lambda row: row)
+    lines.look()
+    assert lines.notes() == ["There is no rows.jsonl."]
+    path.write_text('{"a": 1}\n{"b"')
+    lines.look()
+    assert (lines.rows, lines.notes()) == (
+        [{"a": 1}],
+        ["1 of 2 lines of rows.jsonl cannot be read (the last one, half-written); they are left out."],
+    )
+    with path.open("a") as file:
+        file.write(": 2}\nodd\n\n[1]\n")
+    lines.look()
+    assert lines.rows == [{"a": 1}, {"b": 2}]
+    assert lines.notes() == ["2 of 5 lines of rows.jsonl cannot be read; they are left out."]
+    path.unlink()
+    path.write_text('{"c": 3}\n')
+    lines.look()
+    assert (lines.rows, lines.notes()) == ([{"c": 3}], [])
+    path.rename(tmp_path / "rows.jsonl.1")
+    path.write_text('{"d": 4}\n')
+    lines.look()
+    assert lines.rows == [{"c": 3}, {"d": 4}]

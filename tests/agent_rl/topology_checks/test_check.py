@@ -214,22 +214,10 @@ FAULTS = [
     (REPORTS, "reports = []", "actors.learner.links.reports: leads nowhere; name the role"),
     (REPORTS, f'{REPORTS}, repots = "filter"', "actors.learner.links.repots: ... has no such link; ... 'reports'"),
     (REPORTS, 'reports = "generator"', "actors.learner.links.reports: ... not answer StepTrained"),
-    (
-        ":Filter",
-        ":DeafFilter",
-        "trajectories: filter (checked_actors:DeafFilter) does not receive Trajectory by push; ... give filter a class",
-    ),
-    (
-        ":Filter",
-        ":OtherReply",
-        "actors.learner.links.reports: ... answers StepTrained with StageRecorded, not with Reco",
-    ),
+    (":Filter", ":DeafFilter", "trajectories: filter ... does not receive Trajectory by push; ... give filter a class"),
+    (":Filter", ":OtherReply", "links.reports: ... answers StepTrained with StageRecorded, not with Recorded"),
     (FILTER, f"{FILTER}\nreplicas = 2", "actors.filter.replicas: ... exactly one; write replicas = 1"),
-    (
-        FILTER,
-        f"{FILTER}\nreplicas_per_host = 2",
-        "actors.filter.replicas_per_host: ... exactly one; write replicas_per_h",
-    ),
+    (FILTER, f"{FILTER}\nreplicas_per_host = 2", "replicas_per_host: ... exactly one; write replicas_per_host = 1"),
     (":Filter", ":Faulty", "actors.filter.settings: ... ZeroDivisionError: no"),
     ("groups_per_step = 4", "groups_per_step = 101", "actors.filter.settings: ... holds 100 groups"),
     ("keep = 4", "keep = 9", "algorithm.keep: keeps 9 of 8 samples ... at most"),
@@ -370,14 +358,14 @@ SPLIT = SOUND.replace('Filter"\nhost = "a"', 'Filter"\nhost = "b"') + '[security
 
 
 @pytest.fixture
-def key(folder):
+def key_file(folder):
     file = folder / "cluster.key"
     file.write_text("secret")
     file.chmod(0o600)
     return file
 
 
-@pytest.mark.usefixtures("key")
+@pytest.mark.usefixtures("key_file")
 @pytest.mark.parametrize(
     ("overrides", "told"),
     [
@@ -398,29 +386,24 @@ def test_ports_of_hosts_at_one_address_are_apart_and_exist(folder, monkeypatch, 
     assert all(part in fault.render("") for fault in faults for part in told.split(" ... "))
 
 
-@pytest.mark.usefixtures("key")
-@pytest.mark.parametrize("text", [SOUND, SPLIT])
-def test_a_port_for_metrics_that_is_taken_is_a_fault(folder, text):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        (fault,) = check(folder, text, [f"run.metrics_port={port}"])
-    assert fault.key == "run.metrics_port"
-    assert fault.message.startswith(f"another process listens at 127.0.0.1:{port}")
-    assert check(folder, text, [f"run.metrics_port={port}"]) == []
+HARNESS = SOUND.partition("[hosts.a]")[0].replace("[alg", '[environments.harness]\ncommand = ["true"]\n[alg')
 
 
-def test_the_gateway_of_another_run_at_the_same_port_is_a_fault(folder):
-    text = SOUND.partition("[hosts.a]")[0].replace(
-        "[algorithm]", '[environments.harness]\ncommand = ["true"]\n[algorithm]'
-    )
+@pytest.mark.usefixtures("key_file")
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [(SOUND, "run.metrics_port"), (SPLIT, "run.metrics_port"), (HARNESS, "actors.gateway.settings.port")],
+)
+def test_a_port_at_which_another_run_listens_is_a_fault(folder, text, key):
     with socket.socket() as taken:
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # as gateways listen
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        setting = f"actors.gateway.settings.port={taken.getsockname()[1]}"
-        (fault,) = check(folder, text, [setting])
-    assert (fault.key, fault.message[:37]) == ("actors.gateway.settings.port", "another process listens at 127.0.0.1:")
-    assert check(folder, text, [setting]) == []
+        port = taken.getsockname()[1]
+        (fault,) = check(folder, text, [f"{key}={port}"])
+    assert fault.key == key
+    assert fault.message.startswith(f"another process listens at 127.0.0.1:{port}")
+    assert check(folder, text, [f"{key}={port}"]) == []
 
 
 @pytest.mark.parametrize("address", ["10.0.0.2", "127.0.0.1", "localhost"])
@@ -494,7 +477,7 @@ def test_the_description_says_what_runs_where(folder):
     assert "  b     127.0.0.1  ports 5800 to 5803  generator.2, generator.3, filter.0" in lines
 
 
-@pytest.mark.usefixtures("key")
+@pytest.mark.usefixtures("key_file")
 def test_a_run_needs_each_role_on_a_host_that_stays(folder):
     c = '[hosts.c]\naddress = "10.0.0.3"\noptional = true\n'
     assert check(folder, SPLIT + c, ['actors.generator.hosts=["a", "c"]']) == []

@@ -1,18 +1,18 @@
-"""A substitute that breaks its role's contract is refused before anything starts, with the reason and the remedy."""
+"""What users bring is looked at before anything starts: substitutes of actors, and the programs that environments name."""
 
 from __future__ import annotations
 
-import random
 from itertools import count
 from pathlib import Path
 
 import pytest
 
 from agent_rl.config.load import load_topology
-from agent_rl.config.plugins import ContractError
-from agent_rl.config.source import Fault
-from agent_rl.groups.resampling import made_up_groups, select_paper, sound_selection
+from agent_rl.config.source import Fault, Finding
+from agent_rl.topology_checks.facts import Facts
+from agent_rl.topology_checks.programs import program_findings
 from agent_rl.topology_checks.topology import check_topology
+from tests.end_to_end.topologies import write_micro
 
 QUICKSTART = Path(__file__).parents[3] / "examples" / "quickstart" / "quickstart.toml"
 ROLES = {
@@ -29,8 +29,6 @@ from actors.base import Push
 from agent_rl.messages import PolicyPublished, Trajectory
 from agent_rl.rollout.parsing import ParsedCall
 from agent_rl.rollout.prompts import ChatFormat
-from agent_rl.scheduling.policies.base import Placement
-from agent_rl.scheduling.policies.worst_case import WorstCase
 
 @dataclass
 class Hint: text: str
@@ -46,9 +44,6 @@ class Looking(Base):
     def __init__(self, context):
         context.link("training")
         super().__init__(context)
-
-class Anywhere(WorstCase):
-    def decide(self, now): return [Placement(each.rollout, "rollout_generator.77") for each in super().decide(now)]
 
 class Raising(ChatFormat):
     @classmethod
@@ -88,7 +83,7 @@ REFUSED = [
     (
         "filter",
         "class Mine(Base, ABC):\n    @abstractmethod\n    def score(self, rollout): ...",
-        "Mine fails with a context with TypeError: Can't instantiate abstract class Mine",
+        "Mine fails with a context with TypeError: Can't instantiate abstract class",
     ),
     ("filter", "class Settings: pass", "Settings is the class Settings, no pydantic ... Settings"),
     ("executor", "concurrency = 0", "concurrency is 0 ... 1 or more"),
@@ -101,59 +96,23 @@ REFUSED = [
     ("filter", "receives = (*Base.receives, Push(Hint))", "carries Hint, which is no message ... agent_rl.messages"),
     (
         "filter",
-        "receives = tuple(each for each in Base.receives if each != Push(Trajectory))",
-        "does not receive Trajectory by push ... lead it to a role that does",
-    ),
-    (
-        "filter",
         "receives = (*Base.receives, Push(PolicyPublished))",
-        "receives PolicyPublished by push, and nobody sends it ... required=False",
+        "PolicyPublished by push, and nobody ... required=False",
     ),
     ("filter", "links = {**Base.links, 'x': Push(PolicyPublished)}", "the link 'x' leads nowhere ... x = "),
     # How it can be called.
     ("filter", "def handle(self, message): pass", "handle is not asynchronous ... async def handle"),
-    (
-        "filter",
-        "async def status(self): pass",
-        "Mine.status is asynchronous, and it is not awaited; write def (substitute_",
-    ),
-    (
-        "learner",
-        "def detail(self): return 1 / 0",
-        "Mine.detail fails before the start with ZeroDivisionError: division by",
-    ),
-    (
-        "filter",
-        "def select(self, group): return (0,)",
-        "Mine.select() takes 2 positional arguments but 3 were given (subst",
-    ),
-    (
-        "filter",
-        "select = 3",
-        "select fails for a made-up group of 15 rollouts with TypeError: 'int' object is not callable",
-    ),
+    ("filter", "async def status(self): pass", "Mine.status is asynchronous, and it is not awaited; write def"),
+    ("learner", "def detail(self): return 1 / 0", "Mine.detail fails before the start with ZeroDivisionError"),
+    ("filter", "def select(self, group): return (0,)", "takes 2 positional arguments but 3 were given (substitute_"),
+    ("filter", "select = 3", "select fails for a made-up group of 15 rollouts with TypeError"),
     ("filter", f"async {SELECT} ()", "Mine.select is asynchronous, and it is not awaited; write def (substitute_"),
-    (
-        "filter",
-        f"{OPTIONS} {{'windows': 3}}",
-        "returned {'windows': 3} ... of a call link it may say {outstanding, timeout}",
-    ),
+    ("filter", f"{OPTIONS} {{'windows': 3}}", "{'windows': 3} ... of a call link it may say {outstanding, timeout}"),
     ("filter", f"{OPTIONS} settings.nothing", "fails with AttributeError"),
     # What it does when it is tried.
     ("filter", f"{SELECT} (0, 0)", "Mine.select returned (0, 0) for a made-up group of"),
-    ("filter", f"{SELECT} (len(group),)", "positions go from 0"),
-    ("filter", f"{SELECT} (-1, 0)", "positions go from 0"),
-    ("filter", f"{SELECT} None", "returned None"),
-    ("filter", f"{SELECT} [True]", "must return positions"),
-    ("filter", f"{SELECT} group", "must return positions"),
-    ("filter", f"{SELECT} [i for i, r in enumerate(group) if r.reward]", "kept only rollouts with the reward 1"),
     ("filter", f"{SELECT} group[99]", "rollouts with IndexError: list index out of range (substitute_"),
     ("scheduler", "def policy(self): return 7", "7 is no scheduling policy"),
-    (
-        "scheduler",
-        "def policy(self): return Anywhere()",
-        "Anywhere: s0-g000000/0/0 is placed on 'rollout_generator.77'; here: rollout_generator.0 (engine_unknown; subst",
-    ),
     ("scheduler", "def policy(self): return 1 / 0", "ZeroDivisionError: division by zero"),
     ("generator", "chat_format = dict", "derived from agent_rl.rollout.prompts.ChatFormat"),
     ("generator", "chat_format = Raising", "Raising.calls fails for the turn '' with IndexError"),
@@ -191,22 +150,73 @@ def test_an_executor_for_tools_and_one_for_answers_are_sound(folder: Path) -> No
     assert check_topology(load_topology(path), path) == []
 
 
-def test_selections_of_the_package_are_sound_on_every_made_up_group() -> None:
-    for samples, minimum in ((2, 2), (4, 2), (16, 9)):
-        for group in made_up_groups(samples, minimum):
-            kept = sound_selection(
-                lambda group, rng: select_paper(group, rng, keep=2), group, random.Random(0), "a made-up group"
-            )
-            assert len(kept) == 2
+# Programs -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_selection_may_come_in_any_order_and_of_any_integers() -> None:
-    import numpy as np
+def findings(folder: Path, *overrides: str, started: str | None = None) -> list[Finding]:
+    path, _ = write_micro(folder)
+    topology = load_topology(path, [f"environments.0.{each}" for each in overrides])
+    return list(program_findings(topology, Facts(folder, started)))
 
-    group = next(made_up_groups(4, 4))
-    right = next(index for index, each in enumerate(group) if each.reward)
-    wrong = next(index for index, each in enumerate(group) if not each.reward)
-    chosen = np.array(sorted((right, wrong), reverse=True))
-    assert sound_selection(lambda *_: chosen, group, random.Random(0), "g") == tuple(sorted((right, wrong)))  # type: ignore[arg-type, return-value]
-    with pytest.raises(ContractError, match="must return positions"):
-        sound_selection(lambda *_: (0.5,), group, random.Random(0), "g")  # type: ignore[arg-type, return-value]
+
+@pytest.mark.parametrize(
+    ("given", "key", "said"),
+    [
+        ('harness={command=["no-agent"]}', "command", "environment 'arithmetic': there is no 'no-agent', its harness"),
+        ('harness={command=["{base}/no/agent"]}', "command", "no/agent', its harness"),
+        ('mcp={s={command=["./no-server"]}}', "command", "there is no './no-server', its MCP server 's'"),
+        ('mcp={s={command=["no-server"]}}', "command", "there is no 'no-server', its MCP server 's'"),
+    ],
+)
+def test_a_missing_program_is_named(tmp_path: Path, given: str, key: str, said: str) -> None:
+    ((place, message, remedy),) = findings(tmp_path, given)
+    assert (place[:2], place[-1], remedy) == (("environments", 0), key, "install it, or correct the path")
+    assert said in message
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        'harness={command=["sh", "{prompt}"]}',
+        'harness={command=["{base}/agent"]}',
+        'harness={command=["./of-the-task"]}',
+        'harness={command=["no-agent"], environment={PATH="/somewhere"}}',
+        'harness={source="live"}',
+        'mcp={s={command=["./agent"]}}',
+        'mcp={s={url="http://127.0.0.1:1"}}',
+        'harness={command=["of-the-image"], container={image="i"}}',
+    ],
+)
+def test_what_is_here_or_is_not_this_hosts_is_no_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str
+) -> None:
+    for name, text in (("agent", ""), ("docker", "echo 28")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert findings(tmp_path, given) == []
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("", "there is no `docker`"),
+        ("echo Is the docker daemon running? >&2; exit 1", "Is the docker daemon running?"),
+        ("echo no; exit 1", "says: no"),
+        ("exit 1", "says: nothing"),
+    ],
+)
+def test_containers_that_cannot_be_made_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, said: str
+) -> None:
+    if command:
+        (tmp_path / "docker").write_text(f"#!/bin/sh\n{command}\n")
+        (tmp_path / "docker").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    given = 'harness={command=["a"], container={image="i"}}'
+    ((place, message, remedy),) = findings(tmp_path, given)
+    assert place == ("environments", 0, "harness", "container")
+    assert message.startswith("environment 'arithmetic': no container can be made: ")
+    assert said in message
+    assert "leave out `container`" in remedy
+    assert findings(tmp_path, given, started="another") == []

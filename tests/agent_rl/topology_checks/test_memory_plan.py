@@ -63,19 +63,10 @@ def large(tmp_path: Path) -> Callable[..., Topology]:
     return quickstart(tmp_path, QWEN3_14B)
 
 
-def rank_needs(
-    shape: Shape,
-    tokens: int,
-    *,
-    width: int = 2,
-    ranks: int = 1,
-    shard: int | None = None,
-    checkpointed: bool = False,
-    logits_mib: int = 128,
-    on_gpu: bool = False,
-) -> dict[str, int]:
+def rank_needs(shape: Shape, tokens: int, *, ranks: int = 1, **changes: Any) -> dict[str, int]:
     """Bytes of each row of a rank of the learner."""
-    training = Training(width, ranks, shard or ranks, tokens, checkpointed, logits_mib, on_gpu)
+    given = {"width": 2, "shard": ranks, "checkpointed": False, "logits_mib": 128, "on_gpu": False, **changes}
+    training = Training(tokens=tokens, ranks=ranks, **given)
     return {need.what: need.size for need in learner_needs(shape, training, "learner")}
 
 

@@ -51,69 +51,8 @@ class Sound(Environment):
         return Judgement(1.0, True)
 
 
-class Unmade(Sound):
-    def __init__(self, *, seed, base):
-        raise ValueError("not today")
-
-
-class Mute(Sound):
-    def prompt(self, problem):
-        return "hm?"
-
-
-class Empty(Sound):
-    parts = []
-
-
-class Packed(Sound):
-    parts = [[Problem("a", "?", payload={"pair": [(1, 2)]})]]
-
-
-class Twice(Sound):
-    parts = [[Problem("a", "?"), Problem("a", "!")]]
-
-
 class ByTemplate(Arithmetic):
     lists_tools = "template"
-
-
-class Endless(Sound):
-    def judge_at_once(self, problem, transcript):
-        while True:
-            pass
-
-
-class Quitting(Sound):
-    def judge_at_once(self, problem, transcript):
-        raise SystemExit(0)
-
-
-class Brittle(Sound):
-    def judge_at_once(self, problem, transcript):
-        return None
-
-    async def judge(self, problem, transcript, context):
-        printed = await context.execute("".join(transcript.texts))
-        return Judgement(1.0, printed.stdout.splitlines()[-1] == "4")
-
-
-class Credulous(Sound):
-    def judge_at_once(self, problem, transcript):
-        try:
-            return Judgement(float("".join(transcript.texts)), True)
-        except ValueError:
-            return Judgement(0.0, False)
-
-
-class Digital(Sound):
-    def judge_at_once(self, problem, transcript):
-        text = "".join(transcript.texts)
-        return Judgement(0.0, text.isdigit() and int(text[:99]) == 4)
-
-
-class Looping(Sound):
-    def rollout(self, problem, model):
-        pass
 
 
 class Shy(Sound):
@@ -121,44 +60,69 @@ class Shy(Sound):
         made = super().problems()
         made.demonstrations = lambda rng: self.shown()
         return made
-
-    def shown(self):
-        raise ValueError("not before people")
-        yield
-
-
-class Leaving(Shy):
-    def shown(self):
-        raise SystemExit(0)
-        yield
-
-
-class Brief(Shy):
-    def shown(self):
-        return iter(())
-
-
-class Blunt(Shy):
-    def shown(self):
-        yield "yes"
 """
+OF_TEXT = 'def judge_at_once(self, problem, transcript):\n        text = "".join(transcript.texts)\n        '
 OWN_MISTAKES = {
-    # a class of OWN, and the parts of what is said of it
-    "Unmade": "the constructor fails with ValueError: not today (own_environments.py, line ",
-    "Mute": "Mute.prompt returned 'hm?' for the problem 'a'; it must return",
-    "Empty": "there are no training problems, and a stage trains",
-    "Packed": "the payload of problem 'a' is {'pair': [(1, 2)]}, which is no JSON",
-    "Twice": "two problems have the id 'a', '?' and '!'",
-    "Endless": "Endless.judge_at_once fails with BlockedError: it did not return ... leave to `judge` what takes long",
-    "Quitting": "SystemExit: 0 (own_environments.py, line",
-    "Brittle": "Brittle.judge fails with IndexError ... and ToolOutput(outcome='success', stdout=''",
-    "Credulous": "Credulous.judge_at_once returned a Judgement whose reward is nan ... texts=('nan',)",
-    "Digital": "ValueError: invalid literal for int() with base 10: '\u00b2'",
-    "Looping": "its rollout ... is no asynchronous function; write it as `async def rollout(",
-    "Shy": "its demonstrations fail with ValueError: not before people (own_environments.py, line",
-    "Leaving": "its demonstrations fail with SystemExit: 0 (own_environments.py",
-    "Brief": "its demonstrations come to an end; give them without end",
-    "Blunt": "its demonstrations gave 'yes'; give Demonstrations of a Problem",
+    # a class, its base in OWN, its body, and the parts of what is said of it
+    "Unmade(Sound)": (
+        "def __init__(self, *, seed, base): raise ValueError('not today')",
+        "the constructor fails with ValueError: not today (own_environments.py, line ",
+    ),
+    "Mute(Sound)": (
+        "def prompt(self, problem): return 'hm?'",
+        "Mute.prompt returned 'hm?' for the problem 'a'; it must return",
+    ),
+    "Empty(Sound)": ("parts = []", "there are no training problems, and a stage trains"),
+    "Packed(Sound)": (
+        "parts = [[Problem('a', '?', payload={'pair': [(1, 2)]})]]",
+        "the payload of problem 'a' is {'pair': [(1, 2)]}, which is no JSON",
+    ),
+    "Twice(Sound)": (
+        "parts = [[Problem('a', '?'), Problem('a', '!')]]",
+        "two problems have the id 'a', '?' and '!'",
+    ),
+    "Endless(Sound)": (
+        f"{OF_TEXT}while True: pass",
+        "Endless.judge_at_once fails with BlockedError: it did not return ... leave to `judge` what takes long",
+    ),
+    "Quitting(Sound)": (f"{OF_TEXT}raise SystemExit(0)", "SystemExit: 0 (own_environments.py, line"),
+    "Brittle(Sound)": (
+        """def judge_at_once(self, problem, transcript):
+        return None
+
+    async def judge(self, problem, transcript, context):
+        printed = await context.execute("".join(transcript.texts))
+        return Judgement(1.0, printed.stdout.splitlines()[-1] == "4")""",
+        "Brittle.judge fails with IndexError ... and ToolOutput(outcome='success', stdout=''",
+    ),
+    "Credulous(Sound)": (
+        f"{OF_TEXT}return Judgement(float('nan' if text == 'nan' else 0), False)",
+        "Credulous.judge_at_once returned a Judgement whose reward is nan ... texts=('nan',)",
+    ),
+    "Digital(Sound)": (
+        f"{OF_TEXT}return Judgement(0.0, text.isdigit() and int(text[:99]) == 4)",
+        "ValueError: invalid literal for int() with base 10: '\u00b2'",
+    ),
+    "Looping(Sound)": (
+        "def rollout(self, problem, model): pass",
+        "its rollout ... is no asynchronous function; write it as `async def rollout(",
+    ),
+    "Early(Shy)": (
+        "def shown(self):\n        raise ValueError('not before people')\n        yield",
+        "its demonstrations fail with ValueError: not before people (own_environments.py, line",
+    ),
+    "Leaving(Shy)": (
+        "def shown(self):\n        raise SystemExit(0)\n        yield",
+        "its demonstrations fail with SystemExit: 0 (own_environments.py",
+    ),
+    "Brief(Shy)": (
+        "def shown(self): return iter(())",
+        "its demonstrations come to an end; give them without end",
+    ),
+    "Blunt(Shy)": (
+        "def shown(self): yield 'yes'",
+        "its demonstrations gave 'yes'; give Demonstrations of a Problem",
+    ),
 }
 
 
@@ -180,8 +144,8 @@ OF_ENVIRONMENTS = [
     (files("malformed.jsonl"), "malformed.jsonl:2: not JSON ( ... at column ... each line must be one JSON object"),
     ('class = "own_environments:ByTemplate"', "environments.0: the chat template does not list tools ... name another"),
     *(
-        (f'class = "own_environments:{name}"', f"environment '{name}': ... {told}")
-        for name, told in OWN_MISTAKES.items()
+        (f'class = "own_environments:{name.partition("(")[0]}"', f"environment '{name.partition('(')[0]}': ... {told}")
+        for name, (_, told) in OWN_MISTAKES.items()
     ),
 ]
 MISTAKES = [
@@ -189,21 +153,13 @@ MISTAKES = [
     ("keep = 2", "keep = = 2", "not TOML: "),
     ("groups_per_step = 2", 'groups_per_step = "two"', "algorithm.groups_per_step: must be a whole number, not 'two'"),
     (LEARNER, LERNER, "learner.class: actors.learner has no class 'Lerner'; did you mean 'L"),
-    (
-        RL,
-        SELECT + RL,
-        "stages.2: environment 'arithmetic' draws its problems without end ... give the environment a list",
-    ),
+    (RL, SELECT + RL, "stages.2: ... draws its problems without end ... give the environment a list"),
     (
         'kind = "evaluate"\nname = "after"\nproblems = 3\n',
         'kind = "select"\n',
         "stages.3: nothing trains on the problems that it keeps ... add an rl stage after it, or remove it",
     ),
-    (
-        SETTINGS,
-        "kv_tokens = 40",
-        f"{GENERATOR} ... the KV cache holds 40 tokens, and one rollout of stage before may take",
-    ),
+    (SETTINGS, "kv_tokens = 40", f"{GENERATOR} ... holds 40 tokens, and one rollout of stage before may take"),
     (
         "max_response_tokens = 40",
         "max_response_tokens = 400",
@@ -211,19 +167,11 @@ MISTAKES = [
     ),
     (MODEL, f"[model]\nchat_template = 'broken.jinja'\n{MODEL}", "chat_template: the chat template ... cannot be comp"),
     (MODEL, f"[model]\nchat_template = 'mine.jinja'\n{MODEL}", 'there is no file ... or take ours, "chatml"'),
-    (
-        'directory = "',
-        'directory = "/proc/nope" #',
-        "run.directory: /proc takes no files: its file system (proc) holds",
-    ),
+    ('directory = "', 'directory = "/proc/nope" #', "run.directory: /proc takes no files: its file system (proc)"),
     (SETTINGS, 'device = "gpu"', f"{GENERATOR}.settings.device: 'gpu' is no device; write ... \"cuda:1\""),
     (LEARNER, f'{LEARNER}\nsettings = {{ device = "cuda:" }}', "actors.learner.settings.device: 'cuda:' is no device"),
     (SETTINGS, 'engine = "vlm"', f"{ENGINE}: 'vlm' is no engine; write module:Name of a class, or a built-in one"),
-    (
-        SETTINGS,
-        "engine_settings = { kv_on_updat = 1 }",
-        f"{ENGINE}_settings.kv_on_updat is no setting of torch; did you",
-    ),
+    (SETTINGS, "engine_settings = { kv_on_updat = 1 }", f"{ENGINE}_settings.kv_on_updat is no setting of torch; did"),
     (SETTINGS, "engine_settings = { kv_on_update = 1 }", f"{ENGINE}_settings.kv_on_update: Input should be 'keep' or"),
     *((ENVIRONMENT, new, told) for new, told in OF_ENVIRONMENTS),
 ]
@@ -260,16 +208,10 @@ MODELS: list[tuple[Callable[[Path], Any], str]] = [
     (remove("tokenizer.json", "tokenizer_config.json"), "has no tokenizer (tokenizer.json or ... save the tokenizer"),
     (cut("model.safetensors"), "bytes long, and its header says ... save the model again"),
     (write("model.safetensors", "x" * 99), "model.safetensors is no safetensors file"),
-    (
-        write("model.safetensors", "\x02" + "\0" * 7 + "{}"),
-        "model.safetensors holds no tensors ... save the model again",
-    ),
+    (write("model.safetensors", "\x02" + "\0" * 7 + "{}"), "safetensors holds no tensors ... save the model again"),
     (edit("config.json", model_type="mystery"), "model_type 'mystery', and transformers ... choose another model, or"),
     (edit("config.json", model_type=None), "config.json has no model_type"),
-    (
-        edit("config.json", hidden_size=64),
-        "model.embed_tokens.weight has shape [ ... config.json says [ ... save the m",
-    ),
+    (edit("config.json", hidden_size=64), "embed_tokens.weight has shape [ ... config.json says [ ... save the m"),
     (edit("config.json", num_key_value_heads=3), "do not share 3 num_key_value_heads evenly"),
     (edit("config.json", num_hidden_layers="one"), "num_hidden_layers is 'one' ... whole number"),
     (edit("config.json", max_position_embeddings=float("nan")), "max_position_embeddings is nan"),
@@ -314,7 +256,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "malformed.jsonl").write_text(
         '{"problem": "1 + 1?", "answer": "2"}\n{"problem": "2 + 2?", "answer": "4"\n'
     )
-    (tmp_path / "own_environments.py").write_text(OWN)
+    classes = [f"class {name}:\n    {body}\n" for name, (body, _) in OWN_MISTAKES.items()]
+    (tmp_path / "own_environments.py").write_text("\n".join([OWN, *classes]))
     return tmp_path
 
 
@@ -443,7 +386,9 @@ def test_a_file_that_cannot_be_read(
 
 
 @pytest.mark.usefixtures("nothing_starts")
-def test_ports_in_use_are_named_with_who_would_listen_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_host_names_its_own_ports_that_are_in_use_with_who_would_listen_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     base, other = port_blocks(2)
     path, directory = write_two_hosts(tmp_path, (base, other))
     place = next(number for number, line in enumerate(path.read_text().splitlines(), 1) if line.endswith(f"{base}"))
@@ -454,6 +399,8 @@ def test_ports_in_use_are_named_with_who_would_listen_there(tmp_path: Path, caps
             assert capsys.readouterr().err == f"{told}; stop it, or choose another base_port\n"
         with run_lock(directory, ["a"]):  # it is this run that listens there
             assert main(["check", str(path)]) == 0
+        # Another host of this machine may look at its own at that moment, and looking takes a port.
+        assert [len(check_topology(load_topology(path), path, host=host)) for host in "ab"] == [1, 0]
     assert main(["check", str(path)]) == 0
 
 
@@ -472,13 +419,7 @@ def test_weights_in_the_memory_of_one_host_reach_another_over_links_alone(tmp_pa
     [
         (["weights_in=gloo"], ['rollout_generator is not sent the weights; give it the link transfer = "learner"']),
         (["weights_in=gloo", "LINK"], []),
-        (
-            ["weights_in=nccl", "LINK"],
-            [
-                "the learner's device is cpu, and nccl sends from GPU to GPU",
-                "rollout_generator's device is cpu, and nccl",
-            ],
-        ),
+        (["weights_in=nccl", "LINK"], ["the learner's device is cpu, and nccl", "rollout_generator's device is cpu"]),
         (["weights_in=nccl", "LINK", "device=cuda"], ["rollout_generator's device is cpu, and nccl sends"]),
     ],
 )
@@ -493,16 +434,6 @@ def test_weights_can_be_sent_to_who_has_the_link_and_by_nccl_between_gpus(
     assert len(faults) == len(told)
     for fault, words in zip(faults, told, strict=True):
         assert words in fault.render(path)
-
-
-def test_a_host_looks_at_its_own_ports_alone(tmp_path: Path) -> None:
-    # Another host of this machine may look at its own at that moment, and looking takes a port.
-    base, other = port_blocks(2)
-    path, _ = write_two_hosts(tmp_path, (base, other))
-    topology = load_topology(path)
-    with socket.create_server(("127.0.0.1", base + 1)):
-        assert check_topology(topology, path, host="b") == []
-        assert len(check_topology(topology, path, host="a")) == 1
 
 
 @pytest.mark.usefixtures("nothing_starts")

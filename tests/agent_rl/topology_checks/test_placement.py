@@ -31,28 +31,10 @@ def load(*overrides: str) -> Topology:
     return load_topology(QUICKSTART, overrides)
 
 
-def gpus(*overrides: str) -> dict[str, tuple[int, ...]]:
-    return {placed.actor: placed.gpus for placed in placement(load(*overrides))}
-
-
 def faults(*overrides: str, machine: Machine = NO_GPU) -> list[str]:
     source, topology, facts = Source(QUICKSTART, overrides), load(*overrides), Facts(Path(), machine=machine)
     found = [*rank_findings(topology, facts), *placement_findings(topology, facts)]
     return [source.fault(*each).render("file") for each in found]
-
-
-def test_a_run_without_gpus_has_no_table() -> None:
-    assert gpus() == {}
-    assert placement_rows(load()) == []
-
-
-def test_every_process_has_gpus_of_its_own() -> None:
-    overrides = (*CUDA, "actors.rollout_generator.replicas=3", "actors.learner.ranks=2")
-    found = gpus(*overrides)
-    assert sorted(gpu for each in found.values() for gpu in each) == list(range(5))
-    assert found["learner_ranks.0"] == (found["learner.0"][0] + 1,)
-    assert gpus_of_actor(load(*overrides), "learner_ranks.0") == found["learner_ranks.0"]
-    assert most_gpus(load(*CUDA, "actors.rollout_generator.replicas=3"), "local") == 4
 
 
 TURNS, SPACE = (
@@ -101,59 +83,64 @@ def test_what_cannot_be_placed_is_refused(overrides: list[str], machine: Machine
         assert all(part in line for part in parts.split(" ... ")), line
 
 
-def test_what_spreads_an_engine_multiplies_its_gpus() -> None:
-    found = gpus(*CUDA, SPREAD, TWO)
-    assert {len(found[f"rollout_generator.{number}"]) for number in (0, 1)} == {4}
-    assert len(set(found["rollout_generator.0"] + found["rollout_generator.1"])) == 8
+FIRST, SECOND, THIRD = (f"rollout_generator.{number}" for number in range(3))
+LEARNER, RANK, RANKS_TWO = "learner.0", "learner_ranks.0", "actors.learner.ranks=2"
+FOUR = tuple(range(4))
+PLACED: list[tuple[list[str], dict[str, tuple[int, ...]]]] = [
+    ([], {}),
+    ([*CUDA, "actors.rollout_generator.replicas=3"], {FIRST: (0,), SECOND: (1,), THIRD: (2,), LEARNER: (3,)}),
+    ([*CUDA, TWO, RANKS_TWO], {FIRST: (0,), SECOND: (1,), LEARNER: (2,), RANK: (3,)}),
+    ([*CUDA, SPREAD, TWO], {FIRST: FOUR, SECOND: (4, 5, 6, 7), LEARNER: (8,)}),
+    ([CUDA[0], NAMED[1], TWO], {LEARNER: (0,), FIRST: (1,), SECOND: (2,)}),
+    ([*CUDA, *TURNS], {LEARNER: (0,), FIRST: (0,)}),
+    ([*CUDA, SPACE[0], TURNS[1]], {FIRST: (0,), LEARNER: (1,)}),
+    ([*CUDA, *TURNS, TWO], {FIRST: (0,), SECOND: (1,), LEARNER: (0,)}),
+    ([*CUDA, *TURNS, TWO, RANKS_TWO], {FIRST: (0,), SECOND: (1,), LEARNER: (0,), RANK: (1,)}),
+    ([*CUDA, *SPACE, TWO], {FIRST: (0,), SECOND: (1,), LEARNER: (0,)}),
+]
 
 
-def test_a_gpu_that_the_file_names_is_given_to_nobody_else() -> None:
-    found = gpus(CUDA[0], NAMED[1], TWO)
-    assert found == {"learner.0": (0,), "rollout_generator.0": (1,), "rollout_generator.1": (2,)}
-    assert gpus_of_actor(load(CUDA[0], NAMED[1]), "learner.0") is None
-    assert gpus(*CUDA, *TURNS) == {"learner.0": (0,), "rollout_generator.0": (0,)}
-    assert gpus(*CUDA, SPACE[0], TURNS[1]) == {"rollout_generator.0": (0,), "learner.0": (1,)}
+@pytest.mark.parametrize(("overrides", "found"), PLACED)
+def test_each_process_has_the_next_gpus_unless_the_file_names_them_or_roles_share(
+    overrides: list[str], found: dict[str, tuple[int, ...]]
+) -> None:
+    topology = load(*overrides)
+    assert {placed.actor: placed.gpus for placed in placement(topology)} == found
+    assert most_gpus(topology, "local") == max((gpus[-1] + 1 for gpus in found.values()), default=0)
+    assert bool(placement_rows(topology)) == bool(found)
+    for actor, gpus in found.items():
+        named = actor == LEARNER and NAMED[1] in overrides
+        assert gpus_of_actor(topology, actor) == (None if named else gpus)
 
 
-def test_replicas_of_one_role_take_no_turns_with_each_other() -> None:
-    found = gpus(*CUDA, *TURNS, TWO)
-    assert {found["rollout_generator.0"], found["rollout_generator.1"]} == {(0,), (1,)}
-
-
-def test_all_ranks_of_a_learner_take_turns_with_the_engines_on_their_gpus() -> None:
-    overrides = [*CUDA, *TURNS, TWO, "actors.learner.ranks=2"]
-    found, generators = gpus(*overrides), ("rollout_generator.0", "rollout_generator.1")
-    assert [found[name] for name in ("learner.0", "learner_ranks.0", *generators)] == [(0,), (1,), (0,), (1,)]
-    assert partners(load(*overrides), "learner.0") == generators
-    assert partners(load(*overrides), generators[1]) == ("learner.0",)
-
-
-def test_those_take_turns_that_have_one_device_and_both_say_so() -> None:
-    generator, learner = "rollout_generator.0", "learner.0"
-    for overrides in ([*CUDA, *TURNS], TURNS):  # on one GPU; on the processor of one host
-        topology = load(*overrides, TWO)
-        assert partners(topology, generator) == (learner,)
-        others = (generator,) if overrides is not TURNS else (generator, "rollout_generator.1")
-        assert partners(topology, learner) == others
-        assert topology.actors["learner"].targets("device") == ("rollout_generator",)
-    for overrides in (TURNS[:1], [CUDA[0], *TURNS], []):
-        topology = load(*overrides)
-        assert partners(topology, learner) == partners(topology, generator) == ()
+@pytest.mark.parametrize(
+    ("overrides", "share", "shared"),
+    [
+        # with two generators: who shares devices with the learner, and who with each of them
+        ([*CUDA, *TURNS], "time", [(FIRST,), (LEARNER,), ()]),
+        ([*CUDA, *TURNS, RANKS_TWO], "time", [(FIRST, SECOND), (LEARNER,), (LEARNER,)]),
+        (TURNS, "time", [(FIRST, SECOND), (LEARNER,), (LEARNER,)]),  # on the processor of one host
+        ([*CUDA, *SPACE], "space", [(FIRST,), (LEARNER,), ()]),
+        ([*CUDA, *SPACE], "time", [()] * 3),
+        (TURNS[:1], "time", [()] * 3),
+        ([CUDA[0], *TURNS], "time", [()] * 3),
+        ([], "time", [()] * 3),
+    ],
+)
+def test_those_share_a_device_that_both_have_and_both_say_so(
+    overrides: list[str], share: str, shared: list[tuple[str, ...]]
+) -> None:
+    topology = load(*overrides, TWO)
+    assert [partners(topology, actor, share) for actor in (LEARNER, FIRST, SECOND)] == shared
+    assert share == "space" or partners(topology, LEARNER) == shared[0]
+    in_turns = {*TURNS} <= {*overrides}
+    assert topology.actors["learner"].links.get("device") == ("rollout_generator" if in_turns else None)
 
 
 def test_the_table_says_who_takes_turns_and_who_does_not() -> None:
     for overrides, way in ((TURNS, "in turns"), (SPACE, "at once")):
         (_, row) = placement_rows(load(*CUDA, *overrides))
         assert row[2] in {f"rollout_generator.0 and learner.0, {way}", f"learner.0 and rollout_generator.0, {way}"}
-
-
-def test_those_that_share_a_gpu_in_space_take_no_turns() -> None:
-    topology = load(*CUDA, *SPACE, TWO)
-    assert gpus_of_actor(topology, "learner.0") == gpus_of_actor(topology, "rollout_generator.0") == (0,)
-    assert gpus_of_actor(topology, "rollout_generator.1") == (1,)
-    assert partners(topology, "learner.0", "space") == ("rollout_generator.0",)
-    assert partners(topology, "learner.0") == ()
-    assert "device" not in topology.actors["learner"].links
 
 
 def test_the_check_believes_the_file_about_gpus_and_the_run_does_not() -> None:
