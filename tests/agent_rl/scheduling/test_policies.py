@@ -1,14 +1,18 @@
 """Each policy does what its design note says."""
 
+import math
 import random
 from collections.abc import Iterable
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from agent_rl.config.plugins import PluginError, resolve
 from agent_rl.scheduling.policies.base import EngineFacts, Placement, PlacementPolicy, Setting, WaitingTurn
 from agent_rl.scheduling.policies.check import check_policy
+from agent_rl.scheduling.policies.starts import LATE, LEAST_S, Starts
 from agent_rl.scheduling.policies.sticky import FADES_AFTER, Loads, Sticky
 from agent_rl.scheduling.policies.worst_case import WorstCase
 
@@ -80,13 +84,6 @@ def test_a_draining_engine_that_reports_again_takes_rollouts_again(name):
     assert start(policy, "g/1", now=10.0) == []
     policy.engine_reported(EngineFacts("a", 1000, 0, 0, 0, 8), 30.0)
     assert engines_of(policy.decide(30.0)) == ["a"]
-
-
-def test_worst_case_promises_the_longest_response():
-    policy = with_engines("worst_case", "a", "b")
-    assert start(policy, *(f"g/{n}" for n in range(6))) == ["a", "b", "a", "b"]  # two of 400 fit into 1000
-    policy.rollout_ended("g/0", 20, 1.0)
-    assert engines_of(policy.decide(1.0)) == ["a"]
 
 
 def test_sticky_starts_more_than_worst_case_once_it_knows_the_lengths():
@@ -181,3 +178,74 @@ def test_the_least_load_is_found_after_any_changes():
             truth[name] = source.randrange(50)
             loads.set(name, truth[name])
         assert truth[loads.least()] == min(truth.values()), step
+
+
+# Groups begin when all their samples are likely to start close together -----------------------------------------------
+
+
+def sample_of(group: int, sample: int) -> WaitingTurn:
+    return turn(f"g{group}/{sample}", sample=sample)
+
+
+def waiting(groups: int, samples: int) -> Starts:
+    starts = Starts()
+    for group in range(groups):
+        for sample in range(samples):
+            starts.add(sample_of(group, sample), 0.0)
+    return starts
+
+
+def test_a_group_begins_when_there_are_places_for_all_its_samples():
+    starts = waiting(1, 4)
+    assert starts.first(10.0, 3.0) is None
+    assert starts.first(10.0, 4.0, 3.0) is None, "no more may train"
+    assert starts.first(10.0, 4.0) == (sample_of(0, 0), False)
+
+
+def test_a_group_that_has_begun_goes_on_and_its_samples_become_late():
+    starts = waiting(2, 4)
+    starts.started("g0/0", 100.0)
+    assert starts.first(100.0, 0.0) == (sample_of(0, 1), False)
+    assert starts.first(100.0 + LATE * 100.0, 0.0) == (sample_of(0, 1), True)
+    for sample in range(1, 4):
+        starts.started(f"g0/{sample}", 100.0)
+    assert starts.first(100.0, 0.0) is None
+    assert len(starts) == 4
+
+
+def test_rollouts_that_end_within_the_delay_of_a_group_make_places():
+    starts = waiting(1, 4)
+    for end in range(600):
+        starts.ended(end / 10)  # ten a second
+    assert starts.first(60.0, 0.0) is not None
+    assert starts.first(60.0 + 3600.0, 0.0) is None, "what ended long ago says nothing"
+
+
+@given(groups=st.integers(1, 12), dropped=st.sets(st.tuples(st.integers(0, 11), st.integers(0, 2))))
+def test_all_start_in_the_order_of_opening(groups, dropped):
+    starts = waiting(groups, 3)
+    for group, sample in dropped:
+        starts.remove(f"g{group}/{sample}")
+    order: list[str] = []
+    while (found := starts.first(LEAST_S, math.inf)) is not None:
+        order.append(found[0].rollout)
+        starts.started(found[0].rollout, LEAST_S)
+    left = [(group, sample) for group in range(groups) for sample in range(3) if (group, sample) not in dropped]
+    assert order == [f"g{group}/{sample}" for group, sample in left]
+    assert len(starts) == 0
+
+
+def test_sticky_starts_whole_groups_and_a_late_sample_where_it_fits_at_present():
+    policy = Sticky()
+    policy.begin(Setting(4, 8))
+    policy.engine_reported(EngineFacts("a", 1020, 0, 0, 0, 64), 0.0)
+    for group in range(8):
+        for sample in range(4):
+            policy.turn_waits(sample_of(group, sample), 0.0)
+    started = [placement.rollout for placement in policy.decide(0.0)]
+    groups = {rollout.partition("/")[0] for rollout in started}
+    missing = 4 * len(groups) - len(started)
+    assert 0 < missing < 4, "only the last group may lack samples"
+    assert not policy.decide(LATE * LEAST_S - 1.0)
+    policy.engine_reported(EngineFacts("a", 1020, 0, 0, 0, 64), LATE * LEAST_S)
+    assert len(policy.decide(LATE * LEAST_S)) == missing, "late samples fit at present, though not at their longest"
