@@ -19,7 +19,7 @@ from agent_rl.rollout.episode import Episode, Strand
 from agent_rl.rollout.prompts import ChatFormat, PromptError
 from tests import builders
 from tests.agent_rl.rollout.templates import chat_with, turn
-from tests.agent_rl.rollout.test_prompts_and_episode import CHATML, FORGETS
+from tests.agent_rl.rollout.test_prompts_and_episode import CHATML
 
 POLICY = PolicyVersion(1, 4)
 SAMPLING = Sampling(1.0, 200, 3)
@@ -90,14 +90,6 @@ def test_a_template_that_refuses_the_roles_of_messages_is_told_of() -> None:
         chat.opening_tokens([("user", "a"), ("user", "b")], builders.problem())
 
 
-def test_a_template_that_changes_what_was_written_is_found_and_white_space_is_no_change() -> None:
-    assert chat_with(CHATML)[1].rewriting() == ""
-    trims = CHATML.replace("m['content']", "(m['content'] | trim)")
-    assert chat_with(trims)[1].differences()
-    assert chat_with(trims)[1].rewriting() == ""
-    assert chat_with(FORGETS)[1].rewriting().startswith("thinking before a call, turn 1")
-
-
 def test_what_an_environment_answers_is_looked_at() -> None:
     def refused(answer: object) -> str:
         with pytest.raises(ContractError) as raised:
@@ -153,15 +145,6 @@ def test_messages_that_are_none_are_refused_and_leave_the_episode_as_it_was(chat
     assert "there are no messages" in refused([])
     assert "give a list" in refused("Go on.")
     assert "message 1 is None" in refused([None])
-
-
-def test_of_two_turns_with_the_same_words_each_is_continued_once(chat: ChatFormat) -> None:
-    episode, conversation = begun(chat)
-    said = {"role": "assistant", "content": "4"}
-    for text, more in (("4", []), ("4", []), ("5", ["Go on."]), ("6", ["Stop."])):
-        asked = [said, *({"role": "user", "content": each} for each in more)]
-        write(episode, conversation, chat, [*START, *(asked if more else [])], text)
-    assert [strand.turns for strand in episode.strands] == [[1, 3], [2, 4]]
 
 
 def test_a_loop_may_go_on_without_a_message_and_begin_with_a_dialogue(chatml: tuple[Any, ChatFormat]) -> None:
