@@ -147,6 +147,15 @@ def test_messages_that_are_none_are_refused_and_leave_the_episode_as_it_was(chat
     assert "message 1 is None" in refused([None])
 
 
+def test_of_two_turns_with_the_same_words_each_is_continued_once(chat: ChatFormat) -> None:
+    episode, conversation = begun(chat)
+    said = {"role": "assistant", "content": "4"}
+    for text, more in (("4", []), ("4", []), ("5", ["Go on."]), ("6", ["Stop."])):
+        asked = [said, *({"role": "user", "content": each} for each in more)]
+        write(episode, conversation, chat, [*START, *(asked if more else [])], text)
+    assert [strand.turns for strand in episode.strands] == [[1, 3], [2, 4]]
+
+
 def test_a_loop_may_go_on_without_a_message_and_begin_with_a_dialogue(chatml: tuple[Any, ChatFormat]) -> None:
     _, chat = chatml
     shown = [*START, {"role": "assistant", "content": "4"}, {"role": "user", "content": "And 3 + 3?"}]

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from agent_rl.messages import EngineLoad, GroupOpened, GroupsUnfinished, PolicyPublished, Retry
+from agent_rl.messages import EngineLoad, GroupOpened, GroupsUnfinished, PolicyPublished, Retry, UnfinishedGroup
 from agent_rl.scheduling.kept_turns import KeptTurns
 from tests import builders
 from tests.agent_rl.scheduling.test_kept_turns import ROLLOUT, history, of
@@ -45,6 +45,19 @@ def test_an_engine_gets_no_more_than_it_has_room_for(load, prompt, placed, opene
     for place in world.placed[:1]:
         world.finish(place)
         assert len(world.placed) == placed
+
+
+def test_a_restarted_scheduler_issues_what_is_missing_and_does_so_once():
+    group = builders.opened(1)
+    missing = (Retry(group.group, 2, 0, group.number), Retry(group.group, 3, 1, group.number))
+    world = World()
+    world.policy_published(builders.published())
+    world.engine_load(builders.engine_load(total=10_000))
+    world.unfinished(GroupsUnfinished(0, 2, (UnfinishedGroup(group, missing),)))
+    assert [place.request.rollout for place in world.placed[:2]] == ["s0-g000001/2/0", "s0-g000001/3/1"]
+    world.finish(world.placed[1])
+    world.progress(progress(retries=missing))
+    assert len(world.placed) == 1 + 2 * 4
 
 
 def test_a_failed_rollout_is_sampled_again_once_per_attempt_unless_its_group_is_dropped():
