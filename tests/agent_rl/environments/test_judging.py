@@ -9,21 +9,15 @@ from typing import Any
 import pytest
 import trio
 
-from agent_rl.environments.base import Environment
 from agent_rl.environments.judging import OUTPUTS, judged_at_once, sound_judgement, tried_judge
 from agent_rl.messages import Judgement, Transcript
+from agent_rl_contract.sums import Sums
 from tests import builders
 
 
-class Mine(Environment):
+class Mine(Sums):
     def __init__(self, returned: Any) -> None:
         self.returned = returned
-
-    def problems(self) -> Any:
-        raise NotImplementedError
-
-    def prompt(self, problem: Any) -> Any:
-        raise NotImplementedError
 
     def judge_at_once(self, problem: Any, transcript: Transcript) -> Any:
         if isinstance(self.returned, Exception):

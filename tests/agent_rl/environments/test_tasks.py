@@ -12,6 +12,7 @@ import sys
 from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pytest
@@ -27,6 +28,8 @@ from agent_rl.environments.load import mixed_tasks
 from agent_rl.environments.maths import Maths
 from agent_rl.environments.tasks import ListedTasks, MixedTasks, Restriction, mixed, restricted
 from agent_rl.messages import Judgement, Problem
+from agent_rl_contract import EnvironmentContract
+from examples.quickstart.arithmetic import Arithmetic
 
 
 def write_lines(path, *rows):
@@ -86,28 +89,17 @@ class Numbers(Environment):
 # Files ---------------------------------------------------------------------------------------------------------------
 
 
-def test_rows_of_a_file_become_problems_with_answers_as_text(ten):
-    source = load(ten, files=("ten.jsonl",))
-    problems = [source.problem(0, number) for number in range(10)]
-    assert Problem("ten.jsonl:4", "problem 3", "3", payload={"file": "ten.jsonl"}) in problems
-    assert {problem.answer for problem in problems} == {str(number) for number in range(10)}
-
-
-def test_every_pass_is_a_permutation_of_its_own(ten):
-    source = load(ten, files=("ten.jsonl",))
-    passes = [[source.problem(0, 10 * turn + position).text for position in range(10)] for turn in range(3)]
-    assert all(sorted(turn) == sorted(passes[0]) for turn in passes)
-    assert len({tuple(turn) for turn in passes}) == 3
-
-
-def test_order_is_a_function_of_seed_stage_and_number_whatever_was_asked_before(ten):
+def test_every_pass_is_a_permutation_that_seed_stage_and_number_decide_whatever_was_asked_before(ten):
     numbers = list(range(30))
     expected = [load(ten, files=("ten.jsonl",), seed=5).problem(1, number) for number in numbers]
+    passes = [[problem.text for problem in expected[start : start + 10]] for start in (0, 10, 20)]
+    assert [sorted(each) for each in passes] == [[f"problem {number}" for number in range(10)]] * 3
+    assert len(set(map(tuple, passes))) == 3
     source = load(ten, files=("ten.jsonl",), seed=5)
-    shuffled = random.Random(1).sample(numbers, len(numbers))
-    seen = {number: source.problem(1, number) for number in shuffled}
+    seen = {number: source.problem(1, number) for number in random.Random(1).sample(numbers, len(numbers))}
     assert [seen[number] for number in numbers] == expected
-    assert [load(ten, files=("ten.jsonl",), seed=6).problem(1, number) for number in numbers] != expected
+    for stage, seed in ((1, 6), (2, 5)):
+        assert [load(ten, files=("ten.jsonl",), seed=seed).problem(stage, number) for number in numbers] != expected
 
 
 def test_globs_gzip_and_several_files_are_read_in_order(tmp_path):
@@ -183,11 +175,6 @@ def test_chinese_latex_and_long_texts_are_read_as_they_are(tmp_path):
     write_lines(tmp_path / "a.jsonl", {"problem": text, "answer": "\\frac{1}{2}"})
     found = load(tmp_path, files=("a.jsonl",)).problem(0, 0)
     assert (found.id, found.text, found.answer) == ("a.jsonl:1", text, "\\frac{1}{2}")
-
-
-def test_an_absolute_path_is_taken_as_it_is(ten, tmp_path_factory):
-    source = load(tmp_path_factory.mktemp("elsewhere"), files=(str(ten / "ten.jsonl"),))
-    assert source.problem(0, 0).text.startswith("problem")
 
 
 OF_VERL = {"role": "user", "content": "What is 6 * 7?"}
@@ -494,3 +481,21 @@ def test_something_judges_and_a_decorated_method_is_taken_for_what_it_wraps(impo
 def test_what_is_wrong_with_an_entry_is_said(changes, message):
     with pytest.raises((TaskError, ContractError), match=message):
         mixture(entry(**{"name": "e", **changes}))
+
+
+# The built-in environments keep what every environment promises ------------------------------------------------------
+
+WORD_PROBLEMS = Path(__file__).parents[3] / "examples" / "word_problems"
+
+
+class TestArithmetic(EnvironmentContract):
+    environment = Arithmetic
+
+
+class TestMaths(EnvironmentContract):
+    environment = Maths
+    settings: ClassVar[dict[str, Any]] = {
+        "files": (str(WORD_PROBLEMS / "amounts.jsonl"),),
+        "evaluation_files": (str(WORD_PROBLEMS / "held_out.jsonl"),),
+        "prompt": "rstar2",
+    }

@@ -1,12 +1,15 @@
-"""``agent-rl eval``: what it refuses, with one message each, and the topology it makes."""
+"""``agent-rl eval``: what it refuses, with one message each, the topology it makes, and how far it is."""
 
+import io
 import json
 import tomllib
 from pathlib import Path
 
 import pytest
 import tomli_w
+from rich.console import Console
 
+from actors.cli.evaluation import EvaluationView
 from actors.cli.main import main
 from agent_rl.config.load import load_topology
 from agent_rl.config.topology import InitialiseModel, Topology
@@ -18,6 +21,7 @@ from agent_rl.learning.tiny import CHAT_TEMPLATE, initialise_model
 from agent_rl.records.checkpoint_files import STATE_FILE
 from agent_rl.topology_checks.topology import check_topology
 from tests.agent_rl.evaluation.test_results import result
+from tests.builders import status
 from tests.end_to_end.topologies import ENVIRONMENT, write_micro
 
 
@@ -191,3 +195,33 @@ def test_without_data_the_topologys_own_held_out_problems_are_asked(tmp_path):
     (entry,) = found.environments
     assert Path(entry["base"]) / entry["settings"]["evaluation_files"][0] == data
     assert (entry["settings"]["prompt"], found.count) == ("rstar2", 3)
+
+
+# An evaluation under way, as a line ------------------------------------------------------------------------------------
+
+
+def heard(view: EvaluationView, now: float, done: int, total: int = 200) -> None:
+    view.process("roc_filter.0", "running")
+    view.observe(status("roc_filter.0", rollouts_judged=done, rollouts_to_judge=total), now)
+
+
+def test_what_is_left_follows_from_what_this_start_has_done():
+    view = EvaluationView("evaluation", ["roc_filter.0"], ["evaluation"], 100.0)
+    assert view.line(101.0) == "[0:01] starting"
+    heard(view, 105.0, 120)  # what an earlier start did
+    assert view.line(105.0) == "[0:05] 120 of 200 rollouts judged"
+    heard(view, 115.0, 140)
+    assert view.line(115.0) == "[0:15] 140 of 200 rollouts judged, 0:30 left"
+    view.process("tool_executor.0", "restarting")
+    assert "(tool_executor.0 restarting)" in view.line(115.0)
+
+
+def test_on_a_terminal_the_line_is_folded():
+    view = EvaluationView("evaluation", ["roc_filter.0"], ["evaluation"], 0.0)
+    heard(view, 1.0, 100)
+    for width in range(20, 160):
+        shown = io.StringIO()
+        Console(file=shown, width=width, force_terminal=True, color_system=None).print(view.render(1.0, width))
+        lines = shown.getvalue().splitlines()
+        assert max(map(len, lines)) <= width
+        assert "".join(lines).replace(" ", "") == view.line(1.0).replace(" ", "")

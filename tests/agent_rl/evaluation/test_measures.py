@@ -12,14 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_rl.evaluation.measures import (
-    compare,
-    difference_interval,
-    maj_at_k,
-    pass_at_k,
-    powers_of_two,
-    sign_flip_p,
-)
+from agent_rl.evaluation.measures import compare, difference_interval, maj_at_k, pass_at_k, powers_of_two, sign_flip_p
 from agent_rl.groups.measures import mean_interval
 
 RIGHT, SILENT = "right", None

@@ -12,21 +12,10 @@ from hypothesis import strategies as st
 from agent_rl.gateway.base import RequestError, Wanted
 from agent_rl.gateway.bodies import read_body
 from agent_rl.gateway.dialects import DIALECTS, models_body
-from tests.agent_rl.gateway.turns import (
-    CHAT,
-    GENERATE,
-    MESSAGES,
-    PARTS,
-    RESPONSES,
-    WHOLE,
-    choice,
-    events,
-    part,
-    replied,
-    streamed,
-)
+from tests.agent_rl.gateway.turns import PARTS, WHOLE, choice, events, part, replied, streamed
 from tests.agent_rl.gateway.turns import given as turn
 
+CHAT, RESPONSES, MESSAGES, _, GENERATE = DIALECTS
 BODIES = json.loads(Path(__file__).with_name("bodies.json").read_text(encoding="utf-8"))
 """A sound body with most keys, for each path."""
 WORDS = ["", "user", "assistant", "system", "tool", "text", "image", "function", "type", "none", "content", "\ud800"]

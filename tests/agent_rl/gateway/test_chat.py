@@ -6,19 +6,7 @@ import pytest
 
 from agent_rl.gateway.chat import Chat
 from agent_rl.messages import Said, SaidCall
-from tests.agent_rl.gateway.turns import (
-    CALL,
-    CHAT,
-    PARTS,
-    PROMPT,
-    WHOLE,
-    choice,
-    events,
-    given,
-    part,
-    replied,
-    streamed,
-)
+from tests.agent_rl.gateway.turns import CALL, CHAT, PROMPT, choice, events, given, part, replied, streamed
 
 HELLO = [{"role": "user", "content": "hello"}]
 
@@ -163,5 +151,5 @@ def test_what_is_written_is_ascii_on_one_line() -> None:
 
 def test_names_are_those_of_the_reply() -> None:
     assert replied(CHAT, {"messages": HELLO, "model": "m"})["id"] == "chatcmpl-x"
-    first, *_ = events(streamed(CHAT, {"messages": HELLO, "model": "m"}, PARTS, WHOLE))
+    first, *_ = events(streamed(CHAT, {"messages": HELLO, "model": "m"}))
     assert {key: first[key] for key in ("id", "created", "model")} == {"id": "chatcmpl-x", "created": 7, "model": "m"}

@@ -11,27 +11,14 @@ from agent_rl.gateway.base import RequestError
 from agent_rl.gateway.bodies import read_body
 from agent_rl.gateway.dialects import DIALECTS, models_body
 from agent_rl.messages import TurnGiven
-from tests.agent_rl.gateway.turns import (
-    CALL,
-    CHAT,
-    MESSAGES,
-    PARTS,
-    PROMPT,
-    RESPONSES,
-    WHOLE,
-    choice,
-    events,
-    given,
-    part,
-    replied,
-    streamed,
-)
+from tests.agent_rl.gateway.turns import CALL, PARTS, PROMPT, WHOLE, choice, events, given, part, replied, streamed
 
 openai = pytest.importorskip("openai")
 anthropic = pytest.importorskip("anthropic")
 httpx = pytest.importorskip("httpx2")  # that of both clients
 pydantic = pytest.importorskip("pydantic")
 
+CHAT, RESPONSES, MESSAGES, *_ = DIALECTS
 HELLO = [{"role": "user", "content": "hello"}]
 ARGUMENTS = json.loads(CALL.arguments)
 CUT = given(choice("Hello", finish="length"))

@@ -8,11 +8,15 @@ from typing import Any
 
 import pytest
 
+from agent_rl.gateway.base import RequestError
 from agent_rl.gateway.dialects import DIALECTS
+from agent_rl.gateway.evidence import evidence_of
+from agent_rl.gateway.generate import Generate
 from benchmarks.gateway_traps import client
-from tests.agent_rl.gateway.turns import CHAT, COUNT, GENERATE, MESSAGES, PROMPT, RESPONSES, events, refused, replied
+from tests.agent_rl.gateway.turns import PARTS, PROMPT, choice, events, given, refused, replied
 from tests.agent_rl.gateway.turns import streamed as written
 
+CHAT, RESPONSES, MESSAGES, COUNT, GENERATE = DIALECTS
 HELLO = {"messages": [{"role": "user", "content": "hello"}]}
 ASKED: dict[str, dict[str, Any]] = {
     CHAT: HELLO,
@@ -198,3 +202,86 @@ def test_what_cannot_be_served_is_refused_by_name(path: str, row: Any) -> None:
     message, at = refused(path, {**ASKED[path], **changes})
     assert says in message
     assert at == field
+
+
+# Tokens in, tokens out ------------------------------------------------------------------------------------------------
+
+
+def test_what_the_training_client_of_verifiers_sends_is_read() -> None:
+    sampling = {"max_tokens": 8, "temperature": 1.0, "stop_token_ids": [5], "logprobs": 1, "skip_special_tokens": False}
+    sampling |= {"flat_logprobs": True, "extra_args": {"prl_compact_logprobs": True}, "detokenize": False}
+    body = {"model": "m", "token_ids": [1, 2, 3], "sampling_params": sampling, "cache_salt": "1", "priority": 0}
+    wanted = Generate().read(body)
+    assert wanted.asked.tokens.tolist() == [1, 2, 3]
+    assert (wanted.asked.messages, wanted.asked.max_tokens, wanted.asked.model) == ((), 8, "m")
+    assert wanted.ignored == ("temperature", "stop_token_ids")
+    assert Generate().read({"prompt_token_ids": [4]}).asked.tokens.tolist() == [4]
+
+
+def test_a_reply_is_what_that_client_checks() -> None:
+    body = replied(GENERATE, {"token_ids": [1, 2, 3], "sampling_params": {"logprobs": 1}})
+    (only,) = body["choices"]
+    assert (only["index"], only["token_ids"], only["finish_reason"]) == (0, [10, 11, 12, 13, 14], "stop")
+    entries = only["logprobs"]["content"]
+    assert [entry["token"] for entry in entries] == [f"token_id:{token}" for token in only["token_ids"]]
+    assert entries[0]["logprob"] == -1.25
+    assert body["usage"] == {"prompt_tokens": 3, "completion_tokens": 5, "total_tokens": 8}
+    assert body["request_id"] == "x"
+    assert "prompt_token_ids" not in body
+
+
+def test_what_was_not_asked_for_is_not_there() -> None:
+    body = replied(
+        GENERATE, {"token_ids": [1], "request_id": "own", "return_token_ids": True}, given(choice(finish="length"))
+    )
+    assert body["choices"][0]["logprobs"] is None
+    assert (body["request_id"], body["prompt_token_ids"]) == ("own", [1, 2, 3])
+    assert body["choices"][0]["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize("known", [PROMPT, ()], ids=["prompt", "no prompt"])
+def test_a_stream_of_tokens_adds_up_to_the_reply(known) -> None:
+    asked = {
+        "token_ids": [1, 2, 3],
+        "sampling_params": {"logprobs": 0},
+        "return_token_ids": True,
+        "stream_options": {"include_usage": True},
+    }
+    *chunks, usage, done = events(written(GENERATE, asked, prompt=known))
+    whole = replied(GENERATE, asked)
+    assert (done, usage["usage"]) == ("[DONE]", whole["usage"])
+    choices = [each for chunk in chunks for each in chunk["choices"]]
+    assert [token for each in choices for token in each["token_ids"]] == whole["choices"][0]["token_ids"]
+    content = [entry for each in choices for entry in each["logprobs"]["content"]]
+    assert content == whole["choices"][0]["logprobs"]["content"]
+    assert [each["finish_reason"] for each in choices] == [None] * len(PARTS) + ["stop"]
+    assert [chunk["prompt_token_ids"] for chunk in chunks if "prompt_token_ids" in chunk] == [[1, 2, 3]]
+
+
+# What a harness says itself about a request ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("headers", "meta", "cause"),
+    [
+        ({"x-openai-subagent": "collab_spawn"}, None, "sub_agent"),
+        ({"x-openai-subagent": "compact"}, None, "compaction"),
+        ({"x-openai-subagent": "memory_consolidation"}, None, "side_call"),
+        ({"x-codex-turn-metadata": '{"turn_id": "7", "request_kind": "compaction"}'}, None, "compaction"),
+        ({"x-codex-turn-metadata": "no object"}, None, None),
+        ({"x-codex-turn-metadata": "[" * 5000}, None, None),
+        ({}, {"agent_rl": {"branch": "sub-agent"}}, "sub_agent"),
+        ({}, {"hermes": {"sessionProvenance": {"reason": "compression"}}}, "compaction"),
+        ({}, {"other": {"reason": "the user asked", "n": 1}}, None),
+        ({}, {}, None),
+    ],
+)
+def test_evidence_of_a_branch(headers: dict[str, str], meta: Any, cause: str | None) -> None:
+    body = {"model": "m", "_meta": meta}
+    assert evidence_of(headers, body) == cause
+    assert body == {"model": "m"}
+
+
+def test_meta_that_is_no_object_is_refused() -> None:
+    with pytest.raises(RequestError, match="_meta must be an object"):
+        evidence_of({}, {"_meta": ["sub_agent"]})

@@ -1,22 +1,30 @@
-"""The group book: evaluations, the draw of a group, and what its events alone do not show."""
+"""The group book: evaluations, the draw of a group, what its events alone do not show, and what ends a run."""
 
 from __future__ import annotations
 
+import json
 import random
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from agent_rl.config.topology import Interim
 from agent_rl.groups.book import GroupBook
-from agent_rl.groups.instructions import Closed, Evaluated, EvaluationGroupDone, Instruction, Ready
+from agent_rl.groups.instructions import Closed, Dropped, Evaluated, EvaluationGroupDone, Instruction, Outage, Ready
 from agent_rl.groups.measures import mean_interval
+from agent_rl.groups.outages import DOUBTS, MOST_LOST, TOO_LONG, CheckerTrust, EnvironmentTrust, LostGroups
 from agent_rl.groups.resampling import select_paper
+from agent_rl.groups.selection import InterimEvaluations
+from agent_rl.groups.statistics import RolloutFigures
 from agent_rl.messages import LOST, Evaluation, GroupOpened, GroupOutcome, InterimOpened, Judgement, StageEntered
 from agent_rl.scheduling.curriculum import TOLD, Frontier
+from agent_rl.scheduling.ids import group_id
 from tests import builders
 from tests.agent_rl.groups.test_book import Told, flat, means
 
@@ -163,3 +171,114 @@ def test_an_evaluation_says_what_follows_from_its_rollouts(seed, within):
         oldest, newest = min((o for o, _ in versions), default=None), max((n for _, n in versions), default=None)
         assert (result.figures.version_oldest, result.figures.version_newest) == (oldest, newest)
         assert made.unfinished(0).interim_opened == (InterimOpened(2, problems),)
+
+
+# Evaluations within an rl stage ---------------------------------------------------------------------------------------
+
+EVALUATED = builders.rl_stage(steps=6, evaluate=Interim(every=2, problems=3, samples=2, max_turns=2))
+
+
+def test_an_evaluation_within_a_stage_is_no_group_of_a_step_and_ends_with_its_stage() -> None:
+    made = book(stages=[EVALUATED])
+    settle(made, builders.opened(), ["4", "5", "4", "5"])
+    for number, version in ((0, 2), (2, 2), (1, 2), (0, 4)):
+        group = builders.opened(number, samples=2, version=version, purpose="evaluate_sampled")
+        group = replace(group, group=group_id(0, number, version), evaluation=Evaluation(0, version))
+        done = settle(made, group, ["4", "5"] if version == 2 else [])
+    assert (done, made.waiting_groups) == ([], 1), "that of training"
+    answer = made.unfinished(0)
+    assert answer is not None
+    assert (answer.opened, answer.interim_opened) == (1, (InterimOpened(2, 3), InterimOpened(4, 1)))
+    assert [each.opened.group for each in answer.groups] == [group_id(0, 0, 4)]
+    dropped = made.enter(StageEntered(1, 6, 6, restored=False), next_version=6)
+    assert [each.group for each in kinds(dropped, Dropped)] == [group_id(0, 0, 4)]
+
+
+@given(st.permutations([at_step for at_step in EVALUATED.evaluation_steps for _ in range(3)]))
+def test_whatever_the_order_each_is_complete_once(order):
+    evaluations = InterimEvaluations(EVALUATED)
+    rollout = RolloutFigures(
+        1, 1, 0, 0, truncated=False, seconds=0.0, reward=1.0, success=True, purpose="evaluate_sampled"
+    )
+    seen: Counter[int] = Counter()
+    for at_step in order:
+        seen[at_step] += 1
+        found = evaluations.group_done(at_step, [rollout] * 2)
+        assert (found is not None) == (seen[at_step] == 3)
+        if found:
+            assert (found.name, found.sampled.success) == (f"rl@{at_step}", 1.0)
+
+
+@pytest.mark.parametrize(("every", "steps"), [(1, [1, 2, 3, 4, 5]), (2, [2, 4]), (5, [5]), (6, []), (7, [])])
+def test_after_which_steps_a_stage_is_evaluated(every, steps):
+    stage = builders.rl_stage(steps=6, evaluate=Interim(every=every, problems=1))
+    assert list(stage.evaluation_steps) == steps
+    assert json.loads(stage.interim(every).model_dump_json())["name"] == f"rl@{every}"
+
+
+# What ends a run whose rollouts or checks are lost: a step's worth in a row, and nothing less ---------------------------
+
+RL, EVALUATION, INTERIM = 0, 1, 2
+INTERIM_STAGE = builders.rl_stage(evaluate=Interim(every=2, problems=2))
+
+
+def lossy(stage: int = RL) -> GroupBook:
+    stages = [builders.rl_stage(), builders.evaluate_stage(greedy=False), INTERIM_STAGE]
+    return book(stage=stage, stages=stages, rollout_attempts=2)
+
+
+def lose(made: GroupBook, number: int, ends: list[str], *, purpose: Any = "train") -> list[Instruction]:
+    stage = made.entered.stage
+    return settle(made, builders.opened(number, stage=stage, samples=len(ends), purpose=purpose), ends)
+
+
+def test_prompts_that_are_too_long_count_towards_steps_and_end_a_run_that_has_nothing_else():
+    made = lossy()
+    for number in range(TOO_LONG - 1):
+        assert kinds(lose(made, number, ["prompt_too_long"] * 4), Outage) == []
+    assert made.progress().uncounted == 0
+    (outage,) = kinds(lose(made, TOO_LONG, ["prompt_too_long"] * 4), Outage)
+    assert "shorten the problems" in outage.message
+
+
+@pytest.mark.parametrize("status", ["failed", "prompt_too_long"])
+def test_an_evaluation_without_any_answer_has_no_result(status):
+    made = lossy(EVALUATION)
+    for number in range(2):
+        assert kinds(lose(made, number, [status], purpose="evaluate_sampled"), Outage) == []
+    done = lose(made, 2, [status], purpose="evaluate_sampled")
+    (outage,) = kinds(done, Outage)
+    assert outage.again == ("s1-g000000", "s1-g000001", "s1-g000002")
+    after = [each for each in done[done.index(outage) :] if isinstance(each, Evaluated)]
+    assert done.index(outage) < done.index(after[0])  # so the shell, which ends at the outage, never records it
+
+
+def test_evaluations_within_a_stage_and_its_training_groups_are_lost_to_the_same_outage():
+    made = lossy(INTERIM)
+    assert kinds(lose(made, 0, ["failed"], purpose="evaluate_sampled"), Outage) == []
+    (outage,) = kinds(lose(made, 1, ["failed"] * 4), Outage)
+    assert len(outage.again) == 2
+
+
+def test_a_large_step_is_not_waited_for():
+    lost = LostGroups(512, trains=True)
+    failed = [builders.trajectory(builders.opened(), status="failed")]
+    said = [lost.lost(f"g{number}", failed) for number in range(MOST_LOST)]
+    assert [bool(each) for each in said] == [False] * (MOST_LOST - 1) + [True]
+
+
+def test_checkers_are_tried_after_several_answers_in_a_row_and_not_after_as_many_in_all():
+    trust = CheckerTrust()
+    for _ in range(5):
+        assert not any(trust.doubted() for _ in range(DOUBTS - 1))
+        trust.judged()
+    assert [trust.doubted() for _ in range(DOUBTS)][-1]
+
+
+def test_the_rollouts_that_an_environment_loses_in_a_row_are_counted_once_each():
+    trust = EnvironmentTrust()
+    assert [trust.failed("a", rollout, "no") for rollout in ("1", "2", "2", "1")] == [""] * 4
+    assert trust.failed("b", "1", "no") == ""
+    assert (trust.judged("b"), trust.judged("b"), trust.faults) == (True, False, {"a": ["1", "2"]})
+    assert "environment 'a' failed at 3 rollouts in a row, the last time: never" in trust.failed("a", "3", "never")
+    assert trust.failed("a", "4", "no") == "", "the next run counts anew"

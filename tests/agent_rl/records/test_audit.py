@@ -28,9 +28,9 @@ from agent_rl.records.checkpoint_files import CheckpointError, Position, checksu
 from agent_rl.records.history import MADE_WITH, Mark
 from agent_rl.records.journal import GroupRow, Journal, JournalError
 from agent_rl.records.rows import ROWS, FactRow, SampledRow, TrajectoryRow
+from agent_rl_contract.builders import opened, repacked, trajectory
 from tests.agent_rl.records.journals import STATES, forget
 from tests.agent_rl.records.report_runs import SyntheticRun
-from agent_rl_contract.builders import opened, repacked, trajectory
 
 GROUP = opened(0, version=2)
 NAME, KEPT, REWARDS = GROUP.group, ((0, 0), (2, 1)), (1.0, 0.25)

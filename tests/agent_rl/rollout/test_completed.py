@@ -198,11 +198,3 @@ def test_turns_that_leave_no_room_for_another_are_refused() -> None:
     for limits in ({"max_turns": 2}, {"max_response_tokens": length}):
         assert "no room" in episode(**limits).resume(made.completed)
     assert episode(max_response_tokens=length + 1).resume(made.completed) == ""
-
-
-def test_turns_of_two_runs_of_one_rollout_have_other_checksums() -> None:
-    one, other = completed(1), completed(1)
-    other.completed.clear()
-    other.strands[0].logprobs[-2] = other.strands[0].logprobs[-2] - 1
-    other._complete = (0, 0, {})
-    assert other.complete(1.0).after != one.completed[0].after

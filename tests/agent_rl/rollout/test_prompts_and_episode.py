@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +12,7 @@ import pytest
 from agent_rl.config.load import load_topology
 from agent_rl.environments.base import Demonstration
 from agent_rl.learning.tiny import build_tokenizer
-from agent_rl.messages import PolicyVersion, Problem, Sampling, TagCounts
+from agent_rl.messages import PolicyVersion, Problem, Sampling
 from agent_rl.models.model_files import ModelFiles
 from agent_rl.models.plain_tokenizer import PlainTokenizer
 from agent_rl.rollout.episode import Episode, RolloutTally
@@ -22,7 +21,7 @@ from agent_rl.rollout.prompts import CHATML as CHATML_OF_OURS
 from agent_rl.rollout.prompts import ChatFormat, PromptError, load_tokenizer
 from agent_rl.rollout.supervised import demonstrated
 from tests import builders
-from tests.agent_rl.rollout.templates import chat_with, turn
+from tests.agent_rl.rollout.templates import FORGETTING, HERMES, LLAMA, MISTRAL, THINKING, chat_of, chat_with, turn
 
 CALL = (
     '<tool_call>{"name": "python_code_with_standard_io", "arguments": {"code": "print(2+2)", "input": ""}}</tool_call>'
@@ -52,23 +51,32 @@ FORGETS = (
 )
 
 
-def test_a_template_that_keeps_what_was_written_shows_no_difference(chatml: tuple[Any, ChatFormat]) -> None:
-    assert ChatFormat(build_tokenizer(), builders.environments()).differences() == []
-    tokenizer, chat = chatml
-    assert chat.differences() == []
-    tokenizer = copy.deepcopy(tokenizer)
-    tokenizer.chat_template = CHATML_OF_OURS
-    assert ChatFormat(tokenizer, builders.environments("rstar2")).differences() == []
-
-
-def test_a_template_that_leaves_out_thinking_and_white_space_is_told_on(chatml: tuple[Any, ChatFormat]) -> None:
-    tokenizer = copy.deepcopy(chatml[0])
-    tokenizer.chat_template = FORGETS
-    thinking, space = ChatFormat(tokenizer, builders.environments("rstar2")).differences()
-    assert thinking.startswith("thinking before a call, turn 1, token ")
-    assert "<think>" in thinking.split("the template gives")[0]
-    assert "<think>" not in thinking.split("the template gives")[1]
-    assert space.startswith("white space around a call, turn 1, token ")
+@pytest.mark.parametrize(
+    ("template", "prompts", "differs", "rewrites"),
+    [
+        (None, ["plain"], [], ""),
+        (CHATML, ["plain", "rstar2"], [], ""),
+        (CHATML_OF_OURS, ["rstar2"], [], ""),
+        *((template, ["template"], [], "") for template in (HERMES, THINKING, LLAMA)),
+        (MISTRAL, ["template"], [], "turn 1"),  # the list of tools moves to the last message
+        (CHATML.replace("m['content']", "(m['content'] | trim)"), ["plain"], ["white space"], ""),
+        (FORGETS, ["rstar2", "plain"], ["thinking", "white space"], "thinking before a call, turn 1"),
+        (FORGETTING, ["template"], ["thinking"], "thinking before a call, turn 1"),
+    ],
+)
+def test_what_a_template_changes_of_what_was_written_is_told_and_white_space_is_no_rewriting(
+    template: str | None, prompts: list[str], differs: list[str], rewrites: str
+) -> None:
+    for prompt in prompts:
+        own = template or build_tokenizer().chat_template
+        _, chat = chat_of(own) if prompt == "template" else chat_with(own, prompt)
+        found = chat.differences()
+        assert [text.partition(" a call, turn 1, token ")[0].rpartition(" ")[0] for text in found] == differs
+        assert rewrites in chat.rewriting()
+        assert bool(rewrites) == bool(chat.rewriting())
+        if template is FORGETS:
+            built, given = found[0].split("the template gives")
+            assert ("<think>" in built, "<think>" in given) == (True, False)
 
 
 @pytest.mark.parametrize(
@@ -96,10 +104,8 @@ def test_a_check_reads_the_prompt_that_a_generator_reads(tmp_path: Path, templat
     assert read == used
 
 
-def test_the_rstar2_prompt_asks_for_what_the_paper_asks(chatml: tuple[Any, ChatFormat]) -> None:
-    tokenizer, chat = chatml
-    if chat.compact:
-        pytest.skip("about the other prompt")
+def test_the_rstar2_prompt_asks_for_what_the_paper_asks() -> None:
+    tokenizer, chat = chat_with(CHATML, "rstar2")
     text = tokenizer.decode(chat.prompt_tokens(builders.problem()))
     for part in ("<reason>", "<tools>", "<tool_call>", "<answer>", "\\boxed{}", '"python_code_with_standard_io"'):
         assert part in text
@@ -108,20 +114,18 @@ def test_the_rstar2_prompt_asks_for_what_the_paper_asks(chatml: tuple[Any, ChatF
     assert tokenizer.decode(shown).startswith(text)  # demonstrations are of the same prompt
 
 
-def test_a_template_whose_markers_are_no_tokens_is_refused() -> None:
-    tokenizer = build_tokenizer()
-    tokenizer.chat_template = CHATML_OF_OURS
-    with pytest.raises(PromptError, match=r"'<\|im_end\|>.*, and the tokenizer has no such token: name a template"):
-        ChatFormat(tokenizer)
-
-
 def test_stop_tokens_are_end_of_turn_and_end_of_sequence(chatml: tuple[Any, ChatFormat]) -> None:
     tokenizer, chat = chatml
     assert chat.stop_tokens == {tokenizer.convert_tokens_to_ids("<|im_end|>"), tokenizer.eos_token_id}
 
 
 @pytest.mark.parametrize(
-    ("template", "said"), [(None, "no chat template"), ("{{ messages[0]['content'] }}", "leaves out")]
+    ("template", "said"),
+    [
+        (None, "no chat template"),
+        ("{{ messages[0]['content'] }}", "leaves out"),
+        (CHATML_OF_OURS, r"'<\|im_end\|>.*, and the tokenizer has no such token: name a template"),
+    ],
 )
 def test_a_tokenizer_without_a_template_for_all_turns_is_refused(template: str | None, said: str) -> None:
     tokenizer = build_tokenizer()
@@ -151,16 +155,6 @@ def test_an_episode_calls_a_tool_reads_and_answers(chat: ChatFormat) -> None:
     assert made.response_length == len(made.unpack().logprobs) == len(made.unpack().policies)
 
 
-def test_a_trajectory_counts_the_tags_of_its_whole_response(chatml: tuple[Any, ChatFormat]) -> None:
-    _, chat = chatml
-    episode = Episode(builders.request(sampling=Sampling(1.0, 1000, 3)), chat)
-    episode.begin_calls(episode.append_turn(**turn(chat, f"{CALL}\n{CALL}")))
-    episode.append_tool_results(["4", "no Error"], [builders.call(), builders.call()], PolicyVersion(1, 4))
-    episode.begin_calls(episode.append_turn(**turn(chat, f"{ANSWER} <answer>")))
-    tags = episode.trajectory(generator="g", seconds=1.0).tags
-    assert tags == TagCounts(2, 1, answers_opened=2, answers_closed=1, answers=1, turns=1)
-
-
 @pytest.mark.parametrize(
     ("sampling", "changes", "response", "ended"),
     [
@@ -179,13 +173,6 @@ def test_a_call_that_no_turn_can_follow_ends_the_rollout(
         episode.append_tool_results([response], [builders.call()], PolicyVersion(1, 0))
     assert (len(calls), episode.ended, len(episode.tokens)) == (response is not None, ended, before)
     assert len(episode.trajectory(generator="g", seconds=1.0).transcript.calls) == (response is not None)
-
-
-def test_a_failure_of_the_infrastructure_is_never_a_result_of_the_model(chat: ChatFormat) -> None:
-    episode = Episode(builders.request(), chat)
-    made = episode.trajectory(generator="g", seconds=0.0, failure=("failed", "no executor"))
-    assert (made.status, made.reason, made.response_length) == ("failed", "no executor", 0)
-    assert made.unpack().policies.shape == (0, 2)
 
 
 def test_a_sequence_has_the_room_that_the_engine_has(chat: ChatFormat) -> None:

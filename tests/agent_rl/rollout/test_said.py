@@ -13,15 +13,7 @@ from hypothesis import strategies as st
 from agent_rl.learning.tiny import build_tokenizer
 from agent_rl.messages import Said, SaidCall
 from agent_rl.rollout.prompts import CHATML, ChatFormat, PromptError
-from agent_rl.rollout.said import (
-    GatewaySpeech,
-    Unfolding,
-    messages_of,
-    said_by_others,
-    said_in,
-    spoken,
-    spoken_so_far,
-)
+from agent_rl.rollout.said import GatewaySpeech, Unfolding, messages_of, said_by_others, said_in, spoken, spoken_so_far
 from agent_rl_contract import builders
 from tests.agent_rl.rollout.templates import CONTROLS, HERMES, LLAMA, MISTRAL, SCHEMAS, THINKING, chat_of
 

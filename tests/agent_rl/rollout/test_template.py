@@ -100,11 +100,6 @@ def test_an_episode_is_token_for_token_what_the_template_makes_of_the_whole(
     assert episode.transcript.texts[0].startswith(content)
 
 
-@pytest.mark.parametrize("template", [HERMES, THINKING, LLAMA, MISTRAL])
-def test_templates_that_keep_turns_with_calls_show_no_difference(template: str) -> None:
-    assert chat_of(template)[1].differences() == []
-
-
 def test_a_prefill_is_part_of_the_prompt_and_of_the_turns_text() -> None:
     _, chat = chat_of(THINKING)
     assert chat.prefill == "<think>\n"
@@ -116,8 +111,6 @@ def test_a_prefill_is_part_of_the_prompt_and_of_the_turns_text() -> None:
 
 def test_a_template_that_leaves_out_reasoning_is_rendered_turn_by_turn_and_named() -> None:
     _, chat = chat_of(FORGETTING)
-    assert any("thinking before a call, turn 1" in difference for difference in chat.differences())
-    assert chat.rewriting(), "an environment that answers turns is refused"
     episode = Episode(builders.request(problem=PROBLEM, sampling=Sampling(1.0, 5000, 9)), chat)
     before = episode.tokens
     first = [*chat.encode("hm\n</think>" + call_text("print(1)")), chat.end_of_turn]
@@ -130,11 +123,6 @@ def test_a_template_that_leaves_out_reasoning_is_rendered_turn_by_turn_and_named
 
 def call_text(code: str) -> str:
     return f'<tool_call>\n{{"name": "{PYTHON}", "arguments": {{"code": "{code}"}}}}\n</tool_call>'
-
-
-def test_tools_that_move_to_the_last_message_refuse_environments_that_answer() -> None:
-    assert "turn 1" in chat_of(MISTRAL)[1].rewriting()
-    assert chat_of(HERMES)[1].rewriting() == ""
 
 
 WITHOUT_TOOLS = (

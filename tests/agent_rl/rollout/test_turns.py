@@ -19,7 +19,7 @@ from agent_rl.rollout.episode import Episode, Strand
 from agent_rl.rollout.prompts import ChatFormat, PromptError
 from tests import builders
 from tests.agent_rl.rollout.templates import chat_with, turn
-from tests.agent_rl.rollout.test_prompts_and_episode import CHATML, FORGETS
+from tests.agent_rl.rollout.test_prompts_and_episode import CHATML
 
 POLICY = PolicyVersion(1, 4)
 SAMPLING = Sampling(1.0, 200, 3)
@@ -88,14 +88,6 @@ def test_a_template_that_refuses_the_roles_of_messages_is_told_of() -> None:
         chat.message_tokens([("system", "go on")])
     with pytest.raises(PromptError, match="does not take these messages"):
         chat.opening_tokens([("user", "a"), ("user", "b")], builders.problem())
-
-
-def test_a_template_that_changes_what_was_written_is_found_and_white_space_is_no_change() -> None:
-    assert chat_with(CHATML)[1].rewriting() == ""
-    trims = CHATML.replace("m['content']", "(m['content'] | trim)")
-    assert chat_with(trims)[1].differences()
-    assert chat_with(trims)[1].rewriting() == ""
-    assert chat_with(FORGETS)[1].rewriting().startswith("thinking before a call, turn 1")
 
 
 def test_what_an_environment_answers_is_looked_at() -> None:

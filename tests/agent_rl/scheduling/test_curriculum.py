@@ -14,28 +14,13 @@ from agent_rl.config.selection import Solved
 from agent_rl.messages import GroupOutcome
 from agent_rl.scheduling.curriculum import Frontier, curriculum_of
 from tests import builders
+from tests.agent_rl.scheduling.test_opening import Draws
 from tests.agent_rl.scheduling.world import World, progress
-
-
-class Recalls:
-    """Asks each problem twice, and admits what was not always solved."""
-
-    def __init__(self) -> None:
-        self.known: list[tuple[int, Solved]] = []
-
-    def choose(self, fresh: int, rng: random.Random) -> int:
-        return max(0, fresh - 1) if fresh % 2 else fresh
-
-    def observe(self, problem: int, solved: Solved) -> None:
-        self.known.append((problem, solved))
-
-    def admits(self, solved: Solved) -> bool:
-        return solved.right < solved.samples
 
 
 @given(st.lists(st.tuples(st.integers(0, 19), st.integers(0, 8)), min_size=1, max_size=6))
 def test_every_outcome_is_observed_once_whatever_reports_repeat(reports):
-    made, world = Recalls(), World()
+    made, world = Draws(), World()
     world.scheduler._opening._curricula = lambda _: made
     world.begin()
     outcomes = [GroupOutcome(number, number // 2, number % 5, 4) for number in range(20)]

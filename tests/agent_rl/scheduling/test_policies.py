@@ -1,14 +1,20 @@
 """Each policy does what its design note says."""
 
+import math
 import random
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from agent_rl.config.plugins import PluginError, resolve
 from agent_rl.scheduling.policies.base import EngineFacts, Placement, PlacementPolicy, Setting, WaitingTurn
 from agent_rl.scheduling.policies.check import check_policy
+from agent_rl.scheduling.policies.guard import Guarded
+from agent_rl.scheduling.policies.starts import LATE, LEAST_S, Starts
 from agent_rl.scheduling.policies.sticky import FADES_AFTER, Loads, Sticky
 from agent_rl.scheduling.policies.worst_case import WorstCase
 
@@ -80,13 +86,6 @@ def test_a_draining_engine_that_reports_again_takes_rollouts_again(name):
     assert start(policy, "g/1", now=10.0) == []
     policy.engine_reported(EngineFacts("a", 1000, 0, 0, 0, 8), 30.0)
     assert engines_of(policy.decide(30.0)) == ["a"]
-
-
-def test_worst_case_promises_the_longest_response():
-    policy = with_engines("worst_case", "a", "b")
-    assert start(policy, *(f"g/{n}" for n in range(6))) == ["a", "b", "a", "b"]  # two of 400 fit into 1000
-    policy.rollout_ended("g/0", 20, 1.0)
-    assert engines_of(policy.decide(1.0)) == ["a"]
 
 
 def test_sticky_starts_more_than_worst_case_once_it_knows_the_lengths():
@@ -181,3 +180,174 @@ def test_the_least_load_is_found_after_any_changes():
             truth[name] = source.randrange(50)
             loads.set(name, truth[name])
         assert truth[loads.least()] == min(truth.values()), step
+
+
+# Groups begin when all their samples are likely to start close together -----------------------------------------------
+
+
+def sample_of(group: int, sample: int) -> WaitingTurn:
+    return turn(f"g{group}/{sample}", sample=sample)
+
+
+def waiting(groups: int, samples: int) -> Starts:
+    starts = Starts()
+    for group in range(groups):
+        for sample in range(samples):
+            starts.add(sample_of(group, sample), 0.0)
+    return starts
+
+
+def test_a_group_begins_when_there_are_places_for_all_its_samples():
+    starts = waiting(1, 4)
+    assert starts.first(10.0, 3.0) is None
+    assert starts.first(10.0, 4.0, 3.0) is None, "no more may train"
+    assert starts.first(10.0, 4.0) == (sample_of(0, 0), False)
+
+
+def test_a_group_that_has_begun_goes_on_and_its_samples_become_late():
+    starts = waiting(2, 4)
+    starts.started("g0/0", 100.0)
+    assert starts.first(100.0, 0.0) == (sample_of(0, 1), False)
+    assert starts.first(100.0 + LATE * 100.0, 0.0) == (sample_of(0, 1), True)
+    for sample in range(1, 4):
+        starts.started(f"g0/{sample}", 100.0)
+    assert starts.first(100.0, 0.0) is None
+    assert len(starts) == 4
+
+
+def test_rollouts_that_end_within_the_delay_of_a_group_make_places():
+    starts = waiting(1, 4)
+    for end in range(600):
+        starts.ended(end / 10)  # ten a second
+    assert starts.first(60.0, 0.0) is not None
+    assert starts.first(60.0 + 3600.0, 0.0) is None, "what ended long ago says nothing"
+
+
+@given(groups=st.integers(1, 12), dropped=st.sets(st.tuples(st.integers(0, 11), st.integers(0, 2))))
+def test_all_start_in_the_order_of_opening(groups, dropped):
+    starts = waiting(groups, 3)
+    for group, sample in dropped:
+        starts.remove(f"g{group}/{sample}")
+    order: list[str] = []
+    while (found := starts.first(LEAST_S, math.inf)) is not None:
+        order.append(found[0].rollout)
+        starts.started(found[0].rollout, LEAST_S)
+    left = [(group, sample) for group in range(groups) for sample in range(3) if (group, sample) not in dropped]
+    assert order == [f"g{group}/{sample}" for group, sample in left]
+    assert len(starts) == 0
+
+
+def test_sticky_starts_whole_groups_and_a_late_sample_where_it_fits_at_present():
+    policy = Sticky()
+    policy.begin(Setting(4, 8))
+    policy.engine_reported(EngineFacts("a", 1020, 0, 0, 0, 64), 0.0)
+    for group in range(8):
+        for sample in range(4):
+            policy.turn_waits(sample_of(group, sample), 0.0)
+    started = [placement.rollout for placement in policy.decide(0.0)]
+    groups = {rollout.partition("/")[0] for rollout in started}
+    missing = 4 * len(groups) - len(started)
+    assert 0 < missing < 4, "only the last group may lack samples"
+    assert not policy.decide(LATE * LEAST_S - 1.0)
+    policy.engine_reported(EngineFacts("a", 1020, 0, 0, 0, 64), LATE * LEAST_S)
+    assert len(policy.decide(LATE * LEAST_S)) == missing, "late samples fit at present, though not at their longest"
+
+
+# The worst-case policy chooses as its rule says, whatever comes -------------------------------------------------------
+
+SIZES = (120, 150, 180)
+ROWS = 4
+
+
+def facts(number: int, used: int = 0) -> EngineFacts:
+    return EngineFacts(f"e{number}", SIZES[number], used, 0, 0, ROWS)
+
+
+@dataclass
+class Plain:
+    """The rule, written down without a thought for its cost."""
+
+    used: dict[str, int] = field(default_factory=dict)
+    """What each engine that takes turns uses beyond reservations."""
+    sizes: dict[str, int] = field(default_factory=dict)
+    reserved: dict[str, dict[str, int]] = field(default_factory=dict)
+    first: list[WaitingTurn] = field(default_factory=list)
+    others: list[WaitingTurn] = field(default_factory=list)
+
+    def room(self, name: str) -> int:
+        held = self.reserved[name]
+        return self.sizes[name] - sum(held.values()) - self.used[name] if len(held) < ROWS else 0
+
+    def decide(self) -> list[tuple[str, str]]:
+        placed: list[tuple[str, str]] = []
+        for order in (self.first, self.others):
+            while order:
+                limit = order[0].limit
+                fitting = [name for name in self.used if 0 < min(limit, self.sizes[name]) <= self.room(name)]
+                if not fitting:
+                    return placed
+                best = min(fitting, key=lambda name: (-self.room(name), len(self.reserved[name]), name))
+                self.reserved[best][order[0].rollout] = min(limit, self.sizes[best])
+                placed.append((order.pop(0).rollout, best))
+        return placed
+
+
+EVENTS = st.tuples(
+    st.sampled_from(["wait"] * 4 + ["end", "end", "placed", "report", "drain", "gone", "drop"]),
+    st.integers(0, 2),
+    st.sampled_from([10, 30, 30, 60, 90, 120, 200]),
+)
+
+
+@settings(max_examples=100)
+@given(st.lists(EVENTS, min_size=20, max_size=80))
+def test_it_chooses_as_the_rule_says(events):
+    policy, plain = WorstCase(), Plain()
+    turns: dict[str, WaitingTurn] = {}
+    for index, (event, number, amount) in enumerate(events):
+        name = f"e{number}"
+        running = [rollout for held in plain.reserved.values() for rollout in held]
+        waiting = plain.first + plain.others
+        match event:
+            case "wait":
+                turns[f"r{index}"] = turn(f"r{index}", limit=amount)
+                policy.turn_waits(turns[f"r{index}"], 0.0)
+                plain.others.append(turns[f"r{index}"])
+            case "end" if running:
+                rollout = running[amount % len(running)]
+                policy.rollout_ended(rollout, 5, 0.0)
+                for held in plain.reserved.values():
+                    held.pop(rollout, None)
+            case "drop" | "placed" if waiting and (event == "drop" or name in plain.reserved):
+                rollout = waiting[amount % len(waiting)].rollout
+                for order in (plain.first, plain.others):
+                    order[:] = [each for each in order if each.rollout != rollout]
+                if event == "drop":
+                    policy.rollout_dropped(rollout, 0.0)
+                else:
+                    policy.turn_placed(rollout, name, 0.0)
+                    plain.reserved[name][rollout] = min(turns[rollout].limit, SIZES[number])
+            case "report":
+                used = min(amount, SIZES[number])
+                policy.engine_reported(facts(number, used), 0.0)
+                plain.sizes[name] = SIZES[number]
+                plain.used[name] = max(0, used - sum(plain.reserved.setdefault(name, {}).values()))
+            case "drain":
+                policy.engine_draining(name, 0.0)
+                plain.used.pop(name, None)
+            case "gone":
+                policy.engine_gone(name, 0.0)
+                plain.used.pop(name, None)
+                for rollout in plain.reserved.pop(name, {}):
+                    policy.turn_waits(turns[rollout], 0.0)
+                    plain.first.append(turns[rollout])
+        assert [(place.rollout, place.engine) for place in policy.decide(0.0)] == plain.decide()
+
+
+def test_an_engine_full_of_what_others_placed_is_left_alone():
+    policy = Guarded(WorstCase())
+    policy.engine_reported(facts(0, used=80), 0.0)
+    policy.turn_waits(turn("r", limit=50), 0.0)
+    assert policy.decide(0.0) == []
+    policy.engine_reported(facts(0, used=10), 1.0)
+    assert policy.decide(1.0) == [Placement("r", "e0", 50.0)]

@@ -89,28 +89,10 @@ def save_other_weights(subject: Subject, directory: Path, seed: int) -> Referenc
     return Reference(directory)
 
 
-def turn(
-    rollout: str,
-    tokens: Sequence[int],
-    max_tokens: int,
-    *,
-    temperature: float = 0.0,
-    stop_tokens: frozenset[int] = frozenset(),
-    seed: int = 0,
-    top_p: float = 1.0,
-    top_k: int = 0,
-) -> TurnRequest:
+def turn(rollout: str, tokens: Sequence[int], max_tokens: int, **sampling: Any) -> TurnRequest:
     """A TurnRequest, greedy by default."""
-    return TurnRequest(
-        rollout=rollout,
-        tokens=tokens,
-        max_tokens=max_tokens,
-        temperature=temperature,
-        stop_tokens=stop_tokens,
-        seed=seed,
-        top_p=top_p,
-        top_k=top_k,
-    )
+    greedy: dict[str, Any] = {"temperature": 0.0, "stop_tokens": frozenset(), "seed": 0}
+    return TurnRequest(rollout=rollout, tokens=tokens, max_tokens=max_tokens, **{**greedy, **sampling})
 
 
 def random_prompt(seed: int, length: int) -> list[int]:

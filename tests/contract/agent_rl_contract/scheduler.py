@@ -57,8 +57,7 @@ class SchedulerContract(RoleContract):
         async with self.among_peers(tmp_path) as (topology, peers):
             peers.answering = trio.Event()
             async with self.running(topology, peers.stage, incarnation=0):
-                peers.publish()
-                peers.load(ENGINES[0])
+                peers.begin()
                 await self.settled()
                 assert peers.asked == [RL], f"the filter was asked about the stages {peers.asked}"
                 assert not peers.opened, "groups were opened before the filter answered"
@@ -72,8 +71,7 @@ class SchedulerContract(RoleContract):
         async with self.among_peers(tmp_path) as (topology, peers):
             peers.recording = trio.Event()
             async with self.running(topology, peers.stage, incarnation=0):
-                peers.publish()
-                peers.load(ENGINES[0])
+                peers.begin()
                 await self.settled()
                 assert peers.opened, "no group was opened"
                 assert not peers.requests, "rollouts were requested before their group was recorded"
@@ -86,9 +84,7 @@ class SchedulerContract(RoleContract):
     async def test_each_sample_is_requested_exactly_once(self, tmp_path: Path) -> None:
         """With its group's problem, stage and purpose; names and seeds are all different."""
         async with self.alive(tmp_path) as peers:
-            peers.publish()
-            for name in ENGINES:
-                peers.load(name)
+            peers.begin(*ENGINES)
             await self.settled(20)
             self.check_requests(peers.opened, peers.requests)
 
@@ -141,8 +137,7 @@ class SchedulerContract(RoleContract):
     async def test_no_more_groups_are_opened_than_the_stage_trains(self, tmp_path: Path) -> None:
         """A stage of one step opens one step's groups."""
         async with self.alive(tmp_path, stages=[{**RL_STAGE, "steps": 1}]) as peers:
-            peers.publish()
-            peers.load(ENGINES[0])
+            peers.begin()
             await self.settled()
             assert len(peers.opened) == 2, f"{len(peers.opened)} groups were opened for a step of 2"
 
@@ -202,8 +197,7 @@ class SchedulerContract(RoleContract):
     async def test_failed_rollouts_are_requested_again_once(self, tmp_path: Path) -> None:
         """As the attempt the filter names, with a seed of its own, however often it is announced."""
         async with self.alive(tmp_path) as peers:
-            peers.publish()
-            peers.load(ENGINES[0])
+            peers.begin()
             await self.settled()
             retry = Retry(peers.opened[1].group, 2, 1, peers.opened[1].number)
             for decided in range(3):
@@ -225,9 +219,7 @@ class SchedulerContract(RoleContract):
         async with self.among_peers(folder, unfinished=unfinished) as (topology, peers):
             peers.recorded.add(known[1].group)
             async with self.running(topology, peers.stage, incarnation=2):
-                peers.publish(0)
-                for name in ENGINES:
-                    peers.load(name)
+                peers.begin(*ENGINES)
                 await self.settled()
                 fresh = {group.group for group in peers.opened}
                 asked = [(r.group, r.sample, r.attempt) for r in peers.requests if r.group not in fresh]
@@ -238,9 +230,7 @@ class SchedulerContract(RoleContract):
     async def open_some(self, folder: Path) -> list[GroupOpened]:
         """What a scheduler opens at first."""
         async with self.alive(folder) as peers:
-            peers.publish(0)
-            for name in ENGINES:
-                peers.load(name)
+            peers.begin(*ENGINES)
             await self.settled()
         return peers.opened
 
@@ -251,8 +241,7 @@ class SchedulerContract(RoleContract):
         async def main() -> None:
             folder = tmp_path / str(len(seen))
             async with self.alive(folder, algorithm={"max_staleness": 3}) as peers:
-                peers.publish()
-                peers.load(ENGINES[0])
+                peers.begin()
                 await self.settled()
             seen.append((peers.opened, {request.rollout: request for request in peers.requests}))
 
@@ -265,8 +254,7 @@ class SchedulerContract(RoleContract):
     async def test_a_new_stage_starts_afresh(self, tmp_path: Path) -> None:
         """An evaluation: each held-out problem once sampled and once greedily, by the new stage's own numbers."""
         async with self.alive(tmp_path) as peers:
-            peers.publish()
-            peers.load(ENGINES[0])
+            peers.begin()
             await self.settled()
             before = len(peers.opened)
             peers.publish(3, stage=EVALUATION, begun=3)
@@ -290,8 +278,7 @@ class SchedulerContract(RoleContract):
     async def test_rollouts_of_dropped_groups_are_called_off(self, tmp_path: Path) -> None:
         """While any is in flight; once none is, the name leaves the announcement."""
         async with self.alive(tmp_path, seconds=lambda _: 30.0) as peers:
-            peers.publish()
-            peers.load(ENGINES[0])
+            peers.begin()
             await self.settled(2)
             group = peers.opened[0].group
             peers.progress(dropped_groups=(group,))

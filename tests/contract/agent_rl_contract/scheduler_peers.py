@@ -108,6 +108,12 @@ class Peers:
             shares = [(min(1.0, (now - at) / self._seconds(of)), of) for at, of in self._running[name].values()]
             self.used[name].append(sum(share * self._tokens(of) for share, of in shares))
 
+    def begin(self, *engines: str) -> None:
+        """The first policy is published, and these generators serve it; without names the first of them."""
+        self.publish()
+        for name in engines or ENGINES[:1]:
+            self.load(name)
+
     def publish(self, version: int = 0, *, stage: int = RL, epoch: int = 1, begun: int = 0) -> None:
         """The learner publishes a policy."""
         policy = published(version, stage=stage, stage_version=begun, epoch=epoch)

@@ -30,18 +30,7 @@ from agent_rl.config.addresses import actor_nodes
 from agent_rl.config.topology import Topology
 from agent_rl.messages import ActorStatus
 from agent_rl.records.journal import Journal, open_journal
-from transport import (
-    AnnounceLink,
-    CallLink,
-    Delivery,
-    Limits,
-    LinkEvent,
-    Network,
-    Node,
-    PeerLost,
-    PushLink,
-    Registry,
-)
+from transport import AnnounceLink, CallLink, Delivery, Limits, LinkEvent, Network, Node, PeerLost, PushLink, Registry
 from transport.errors import log_event
 from transport.memory import MemoryNetwork
 
