@@ -36,7 +36,7 @@ from agent_rl.learning.trainer import Trainer
 from agent_rl.messages import TrainingGroup
 from agent_rl.records.checkpoint_files import Position
 from tests import builders
-from tests.agent_rl.learning.trainers import small_trainer
+from tests.agent_rl.learning.trainers import before_updates, small_trainer
 
 RATE = 1e-3
 """The learning rate: five steps at it move each weight by up to 5e-3, a tenth of what the weights are."""
@@ -137,14 +137,13 @@ def poisoned_gradient(trainer: Trainer, step: int) -> Any:
         return rl(trainer, step)
     apply = trainer.optimizer.step
 
-    def broken(rate: float, clip: float) -> float:
+    def spoil(_: float) -> None:
         gradient = dict(trainer.model.named_parameters())["model.norm.weight"].grad
         assert gradient is not None
         if trainer.ranks.rank == trainer.ranks.size - 1:
             local(gradient).fill_(torch.nan)
-        return apply(rate, clip)
 
-    trainer.optimizer.step = broken  # type: ignore[method-assign]
+    before_updates(trainer, spoil)
     skips(trainer, step, "the gradient's norm is nan")
     trainer.optimizer.step = apply  # type: ignore[method-assign]
     return None
@@ -196,16 +195,14 @@ def trained(case: str, model: Path, folder: Path, ranks: Ranks) -> tuple[list[to
     if isinstance(trainer.reference, StageStart):
         trainer.reference.keep(folder / f"{case}-{ranks.size}.safetensors")
     gradients: list[torch.Tensor] = []
-    apply = trainer.optimizer.step
 
-    def watched(rate: float, clip: float) -> float:
+    def note(_: float) -> None:
         if not gradients:
             masters = trainer.optimizer._masters
             found = [masters[name].grad if p.grad is None else p.grad for name, p in trainer.model.named_parameters()]
             gradients.extend(gathered(gradient).clone() for gradient in found if gradient is not None)
-        return apply(rate, clip)
 
-    trainer.optimizer.step = watched  # type: ignore[method-assign]
+    before_updates(trainer, note)
     start = [gathered(p.detach()).clone() for _, p in trainer.model.named_parameters()]
     trainer.share_weights(0, on_device=False)
     reports = []
