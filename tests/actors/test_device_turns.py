@@ -19,10 +19,10 @@ from actors.weights.files import model_directory
 from agent_rl.config.standard import DEVICE
 from agent_rl.config.topology import Topology
 from agent_rl.messages import DeviceTurn, Trajectory
+from agent_rl_contract import builders
 from agent_rl_contract.engine import eventually
 from agent_rl_contract.scripted import ScriptedEngine
 from agent_rl_contract.stage import running, stand_ins
-from tests import builders
 from tests.actors.test_rollout_generator import scripted
 from tests.actors.topologies import micro
 from transport import PeerBack, PeerGone, PeerLeft, PeerReplaced, PeerSilent

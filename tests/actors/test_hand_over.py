@@ -31,10 +31,10 @@ from agent_rl.messages import (
 )
 from agent_rl.records.run_directory import RESTARTS
 from agent_rl.scheduling.ids import rollout_id
+from agent_rl_contract import builders
 from agent_rl_contract.scripted import LOGPROB, ScriptedEngine
 from agent_rl_contract.stage import Stage, running, stand_ins
 from examples.quickstart.arithmetic import Arithmetic
-from tests import builders
 from tests.actors.test_rollout_generator import ANSWER, NOTEBOOK, model
 from tests.actors.topologies import micro
 

@@ -15,8 +15,8 @@ from agent_rl.environments.base import TaskError
 from agent_rl.environments.harness import HarnessOutcome, told_of
 from agent_rl.messages import EnvironmentMessage, Judgement, Problem, Sampling, Transcript
 from agent_rl.rollout.episode import Episode
+from agent_rl_contract import builders
 from examples.adapters.inspect_tasks import InspectTask
-from tests import builders
 from tests.actors.gateway.stand import stand
 from tests.actors.test_mcp_servers import serving
 

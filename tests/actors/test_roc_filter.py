@@ -41,9 +41,9 @@ from agent_rl.messages import (
 from agent_rl.records.audit import audit
 from agent_rl.records.journal import Journal
 from agent_rl.scheduling.ids import group_id
+from agent_rl_contract import builders
 from agent_rl_contract.filter_bench import FilterBench
 from agent_rl_contract.stage import Stage, running, stand_ins
-from tests import builders
 from tests.actors.ends import told_at_the_end
 from tests.actors.topologies import micro
 from tests.full_disk import fill, no_file_longer_than, small_disk

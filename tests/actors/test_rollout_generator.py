@@ -23,11 +23,11 @@ from agent_rl.environments.python_tools import notebook
 from agent_rl.figures import numbers
 from agent_rl.groups.statistics import RolloutFigures, rollout_means
 from agent_rl.messages import EngineLoad, Judgement, PolicyVersion, Sampling, ToolCall, ToolResult, Trajectory
+from agent_rl_contract import builders
 from agent_rl_contract.generator_bench import GeneratorBench
 from agent_rl_contract.scripted import ScriptedEngine
 from agent_rl_contract.stage import Stage, running, stand_ins
 from examples.quickstart.arithmetic import Arithmetic
-from tests import builders
 from tests.actors.ends import bench_of
 from tests.actors.topologies import micro
 from tests.transport.contract import Cut, FaultyNetwork

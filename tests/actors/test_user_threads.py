@@ -21,12 +21,13 @@ from actors.user_threads import Watchdog, interruptible
 from agent_rl.environments.base import BlockedError, Observation
 from agent_rl.environments.tools import tool
 from agent_rl.messages import Judgement, JudgementReply, ObserveTurn, Transcript
+from agent_rl_contract import builders
 from agent_rl_contract.builders import tool_call
 from agent_rl_contract.stage import running, stand_ins
 from examples.quickstart.arithmetic import Arithmetic
-from tests import builders
 from tests.actors.test_tool_executor import Ask, asker
 from tests.actors.topologies import micro
+from tests.builders import wanted
 
 
 @pytest.fixture(autouse=True)
@@ -126,7 +127,7 @@ async def test_an_executor_outlives_judges_observers_and_tools_that_block_it(
     replies: dict[str, JudgementReply] = {}
 
     async def judged(ask: Ask, text: str, number: int) -> None:
-        wanted = replace(builders.wanted("4", "4", f"{text}-{number}"), transcript=Transcript((text,)))
+        wanted = replace(wanted("4", "4", f"{text}-{number}"), transcript=Transcript((text,)))
         replies[wanted.rollout] = await ask(wanted)
 
     async with (

@@ -19,7 +19,7 @@ from agent_rl.config.topology import InitialiseModel, Lora, SftStage
 from agent_rl.learning.tiny import initialise_model
 from agent_rl.learning.trainer import Trainer
 from agent_rl.records.checkpoint_files import Position
-from tests import builders
+from agent_rl_contract import builders
 
 PROMPT, SAID = [7, 20, 30], 8
 

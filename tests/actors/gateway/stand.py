@@ -22,9 +22,9 @@ from agent_rl.config.load import load_topology
 from agent_rl.messages import PolicyVersion, Sampling
 from agent_rl.rollout.episode import Episode
 from agent_rl.rollout.prompts import ChatFormat
+from agent_rl_contract import builders
 from agent_rl_contract.scripted import ScriptedEngine
 from agent_rl_contract.stage import Stage, running, stand_ins
-from tests import builders
 from tests.end_to_end.topologies import write_micro
 
 

@@ -25,7 +25,7 @@ from agent_rl.config.topology import Container, Harness
 from agent_rl.environments.harness import outcome_of
 from agent_rl.messages import Sampling, ToolCall, ToolResult
 from agent_rl.rollout.episode import Episode
-from tests import builders
+from agent_rl_contract import builders
 from tests.actors.gateway.stand import Stand, stand
 from tests.actors.sandbox.container_stand import state
 from tests.actors.sandbox.running import require

@@ -17,16 +17,17 @@ from actors.kv_scheduler.turn_log import FOLDER, TurnLog
 from agent_rl.config.selection import SelectStage
 from agent_rl.messages import TurnsCompleted
 from agent_rl.scheduling.kept_turns import KeptTurns
-from tests import builders
+from agent_rl_contract import builders
 from tests.actors.topologies import micro
 from tests.agent_rl.scheduling.test_kept_turns import history
+from tests.builders import evaluate_stage
 
 LOG = structlog.get_logger()
 LIMIT = 1 << 20
 
 
 async def test_the_problems_of_an_evaluation_are_the_same_each_time_and_in_no_training(tmp_path: Path) -> None:
-    stages = (builders.rl_stage(evaluate={"every": 1, "problems": 3}), builders.evaluate_stage(), builders.rl_stage())
+    stages = (builders.rl_stage(evaluate={"every": 1, "problems": 3}), evaluate_stage(), builders.rl_stage())
     topology = micro(tmp_path).model_copy(update={"stages": stages})
     actor = KVScheduler.on_trial(topology, KVScheduler.Settings())
     await actor.prepare()
@@ -43,7 +44,7 @@ async def test_the_problems_of_an_evaluation_are_the_same_each_time_and_in_no_tr
         (builders.rl_stage(), "algorithm.samples = 4"),
         (builders.rl_stage(samples=5), "stages.0.samples = 5"),
         (builders.rl_stage(evaluate={"every": 1, "problems": 1, "samples": 6}), "rl.evaluate.samples = 6"),
-        (builders.evaluate_stage(samples=7), "after.samples = 7"),
+        (evaluate_stage(samples=7), "after.samples = 7"),
         (SelectStage(kind="select", name="hard", samples=8, max_response_tokens=9, max_turns=1), "hard.samples = 8"),
     ],
 )

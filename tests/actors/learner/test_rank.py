@@ -32,8 +32,8 @@ from agent_rl.learning.ranks import Ranks
 from agent_rl.learning.trainer import Trainer
 from agent_rl.messages import RanksState, RanksWanted, TrainingGroup
 from agent_rl.records.checkpoint_files import Position
+from agent_rl_contract import builders
 from agent_rl_contract.stage import running, stand_ins
-from tests import builders
 from transport import Node, PeerGone
 
 SILENT = 30.0

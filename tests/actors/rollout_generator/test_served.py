@@ -25,7 +25,7 @@ from agent_rl.rollout.episode import Episode
 from agent_rl.rollout.keys import generator_of, key_for
 from agent_rl.rollout.prompts import ChatFormat
 from agent_rl.scheduling.ids import strand_seed
-from tests import builders
+from agent_rl_contract import builders
 
 CHAT = ChatFormat(build_tokenizer(), builders.environments())
 TOOLS = '[{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]'

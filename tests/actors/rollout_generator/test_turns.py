@@ -17,8 +17,8 @@ import trio
 from actors.engines.base import EngineError, EngineRefusedError
 from agent_rl.config.topology import EnvironmentEntry
 from agent_rl.messages import Branch, Sampling, ToolCall, ToolResult, Trajectory
+from agent_rl_contract import builders
 from agent_rl_contract.generator_bench import TALKATIVE
-from tests import builders
 from tests.actors.test_rollout_generator import CALL, generator, model, rollout
 
 __all__ = ["model"]  # the fixture

@@ -24,7 +24,7 @@ from agent_rl.groups.instructions import Closed
 from agent_rl.messages import GroupsUnfinished, StageEntered
 from agent_rl.topology_checks.describe import JOURNAL_BYTES, MEMORY_BYTES, needs, size_text, steps_kept
 from agent_rl.topology_checks.topology import check_topology, warnings
-from tests import builders
+from agent_rl_contract import builders
 from tests.agent_rl.scheduling.world import World
 
 HEAD = """[run]

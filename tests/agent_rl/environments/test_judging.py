@@ -11,8 +11,8 @@ import trio
 
 from agent_rl.environments.judging import OUTPUTS, judged_at_once, sound_judgement, tried_judge
 from agent_rl.messages import Judgement, Transcript
+from agent_rl_contract import builders
 from agent_rl_contract.sums import Sums
-from tests import builders
 
 
 class Mine(Sums):

@@ -19,7 +19,8 @@ from agent_rl.groups.resampling import Candidate, select_uniform
 from agent_rl.messages import Branch, GroupOpened, GroupOutcome, Judgement, Retry, StageEntered, TagCounts, Trajectory
 from agent_rl.scheduling.curriculum import Frontier
 from agent_rl.scheduling.ids import rollout_seed
-from tests import builders
+from agent_rl_contract import builders
+from tests.builders import evaluate_stage
 
 Told = tuple[Trajectory, Judgement | None]
 ENDS = ["finished"] * 14 + ["truncated", "truncated", "turn_limit", "failed", "cancelled", "environment_failed"]
@@ -108,7 +109,7 @@ class Life:
         self.curriculum = rng.choice([None, Frontier(admit=(0.25, 2.0))])
         self.book = GroupBook(
             algorithm_of=lambda _: self.algorithm,
-            stages=[builders.rl_stage(), builders.evaluate_stage()],
+            stages=[builders.rl_stage(), evaluate_stage()],
             seed=seed,
             select=self.select,
             several_environments=True,

@@ -25,8 +25,9 @@ from agent_rl.groups.statistics import RolloutFigures
 from agent_rl.messages import LOST, Evaluation, GroupOpened, GroupOutcome, InterimOpened, Judgement, StageEntered
 from agent_rl.scheduling.curriculum import TOLD, Frontier
 from agent_rl.scheduling.ids import group_id
-from tests import builders
+from agent_rl_contract import builders
 from tests.agent_rl.groups.test_book import Told, flat, means
+from tests.builders import evaluate_stage
 
 
 def book(
@@ -41,7 +42,7 @@ def book(
 ) -> GroupBook:
     made = GroupBook(
         algorithm_of=lambda _: builders.algorithm(max_staleness=max_staleness, **changes),
-        stages=stages or [builders.rl_stage(), builders.evaluate_stage()],
+        stages=stages or [builders.rl_stage(), evaluate_stage()],
         seed=seed,
         select=partial(select_paper, keep=2),
         curricula=lambda _: curriculum,
@@ -118,7 +119,7 @@ def test_an_evaluation_says_what_follows_from_its_rollouts(seed, within):
     rng = random.Random(seed)
     problems, samples, greedy = rng.randint(1, 4), rng.randint(1, 3), not within and rng.random() < 0.5
     sizes = {"problems": problems, "samples": samples}
-    stages = [builders.rl_stage(evaluate=Interim(every=2, **sizes)), builders.evaluate_stage(**sizes, greedy=greedy)]
+    stages = [builders.rl_stage(evaluate=Interim(every=2, **sizes)), evaluate_stage(**sizes, greedy=greedy)]
     made = book(stage=1 - within, stages=stages, rollout_attempts=2)
     evaluation = Evaluation(0, 2) if within else Evaluation(1)
     groups = [builders.opened(n, stage=1 - within, samples=samples, version=2, purpose="evaluate_sampled") for n in range(problems)]  # fmt: skip
@@ -223,7 +224,7 @@ INTERIM_STAGE = builders.rl_stage(evaluate=Interim(every=2, problems=2))
 
 
 def lossy(stage: int = RL) -> GroupBook:
-    stages = [builders.rl_stage(), builders.evaluate_stage(greedy=False), INTERIM_STAGE]
+    stages = [builders.rl_stage(), evaluate_stage(greedy=False), INTERIM_STAGE]
     return book(stage=stage, stages=stages, rollout_attempts=2)
 
 

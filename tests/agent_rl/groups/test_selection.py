@@ -11,7 +11,7 @@ from agent_rl.groups.book import GroupBook
 from agent_rl.groups.instructions import Dropped, Outage, Sampled, Selected
 from agent_rl.groups.selection import Selection
 from agent_rl.messages import GroupOpened, StageEntered
-from tests import builders
+from agent_rl_contract import builders
 from tests.agent_rl.groups.test_grouping import book, kinds, settle
 
 SAMPLES = 2

@@ -35,7 +35,7 @@ from agent_rl.learning.sharding import gathered, local
 from agent_rl.learning.trainer import Trainer
 from agent_rl.messages import TrainingGroup
 from agent_rl.records.checkpoint_files import Position
-from tests import builders
+from agent_rl_contract import builders
 from tests.agent_rl.learning.trainers import before_updates, small_trainer
 
 RATE = 1e-3

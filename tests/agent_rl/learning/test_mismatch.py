@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from agent_rl.learning.advantages import group_advantages
 from agent_rl.learning.mismatch import OlderWeights, measure
 from agent_rl.learning.sequences import training_sequences
-from tests import builders
+from agent_rl_contract import builders
 from tests.agent_rl.learning import reference_loss
 from tests.agent_rl.learning.test_reference_loss import sampled as random_groups
 from tests.agent_rl.learning.test_training import groups

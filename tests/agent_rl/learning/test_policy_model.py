@@ -22,7 +22,7 @@ from agent_rl.learning.policy_model import ModelOptions, PolicyModel, _adapted_l
 from agent_rl.learning.tiny import initialise_model
 from agent_rl.learning.trainer import write_weights
 from agent_rl.records.checkpoint_files import CheckpointError, Position
-from tests import builders
+from agent_rl_contract import builders
 from tests.actors.topologies import micro
 from tests.agent_rl.learning.rank_cases import groups
 from tests.agent_rl.learning.trainers import plain_logprobs, small_trainer

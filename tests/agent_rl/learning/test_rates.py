@@ -25,7 +25,7 @@ from agent_rl.models.model_files import weight_count
 from agent_rl.records.checkpoint_files import Position
 from agent_rl.topology_checks import model as model_checks
 from agent_rl.topology_checks.model import slow_products
-from tests import builders
+from agent_rl_contract import builders
 from tests.agent_rl.config.test_stage_settings import HEAD, load
 from tests.agent_rl.learning.test_training import assert_same, everything
 from tests.agent_rl.learning.trainers import before_updates, small_trainer

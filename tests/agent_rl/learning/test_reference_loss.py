@@ -31,7 +31,7 @@ from agent_rl.learning.sequences import soft_overlong, training_sequences
 from agent_rl.learning.tiny import initialise_model
 from agent_rl.learning.trainer import Trainer
 from agent_rl.messages import TrainingGroup, Trajectory
-from tests import builders
+from agent_rl_contract import builders
 from tests.agent_rl.learning import reference_loss
 from tests.agent_rl.learning.trainers import small_trainer
 

@@ -19,7 +19,7 @@ from agent_rl.learning.optimizer import Optimizer
 from agent_rl.learning.ranks import Ranks
 from agent_rl.learning.step_size import FASTEST, LEAST, MOST, SLOWEST, Moved, StepSize
 from agent_rl.learning.step_size import moved as moved_by
-from tests import builders
+from agent_rl_contract import builders
 from tests.agent_rl.learning.test_training import groups, scaled
 from tests.agent_rl.learning.trainers import before_updates, small_trainer
 

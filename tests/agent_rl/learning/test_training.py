@@ -24,7 +24,7 @@ from agent_rl.learning.reference import StageStart
 from agent_rl.learning.trainer import Trainer, write_weights
 from agent_rl.messages import TrainingGroup
 from agent_rl.records.checkpoint_files import STATE_FILE, Position, read_position
-from tests import builders
+from agent_rl_contract import builders
 from tests.agent_rl.learning.trainers import before_updates, small_trainer
 from tests.full_disk import no_file_longer_than
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from agent_rl.config.algorithm import Algorithm
 from agent_rl.learning.trainer import Trainer
-from tests import builders
+from agent_rl_contract import builders
 
 
 def small_trainer(model: Path, **options: Any) -> Trainer:

@@ -33,7 +33,7 @@ from agent_rl.observe.words import clock, compact, duration, percent, spread, vi
 from agent_rl.records.audit import audit
 from agent_rl.records.journal import Journal
 from agent_rl.records.run_directory import record_memory_kill
-from tests import builders
+from agent_rl_contract import builders
 from tests.agent_rl.records.journals import forget
 from tests.agent_rl.records.report_runs import (
     AFTER,

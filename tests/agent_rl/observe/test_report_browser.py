@@ -22,7 +22,7 @@ from agent_rl.groups.statistics import RolloutFigures
 from agent_rl.messages import Branch, ToolCallRecord
 from agent_rl.observe.report import write_report
 from agent_rl.observe.words import visible
-from tests import builders
+from agent_rl_contract import builders
 from tests.agent_rl.observe.hostile_run import HostileRun
 from tests.agent_rl.observe.test_report import HOSTILE
 from tests.agent_rl.records.report_runs import AFTER, BEFORE, RL, SFT, SyntheticRun, judgement, trajectory

@@ -31,7 +31,7 @@ from agent_rl.records.journal import Journal
 from agent_rl.records.run_records import RunRecords
 from agent_rl.records.timeline import TimelineFile
 from agent_rl.scheduling.staleness import Step
-from tests import builders
+from agent_rl_contract import builders
 from tests.builders import evaluate_stage, status
 from tests.end_to_end.topologies import write_micro
 

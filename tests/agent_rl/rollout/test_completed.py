@@ -27,7 +27,7 @@ from agent_rl.messages import (
 from agent_rl.rollout.completed import runs_of, token_by_token, turn_check
 from agent_rl.rollout.episode import Episode
 from agent_rl.rollout.prompts import ChatFormat
-from tests import builders
+from agent_rl_contract import builders
 from tests.agent_rl.rollout.templates import turn
 from tests.agent_rl.rollout.test_prompts_and_episode import CALL
 from transport import Registry

@@ -21,8 +21,7 @@ from agent_rl.rollout.fenced import FencedFormat
 from agent_rl.rollout.parsing import MalformedCall, ParsedCall
 from agent_rl.rollout.prompts import PromptError
 from agent_rl.rollout.supervised import demonstrated
-from agent_rl_contract import GeneratorContract
-from tests import builders
+from agent_rl_contract import GeneratorContract, builders
 
 CALL = f'<tool_call>{{"name": "{PYTHON_TOOL}", "arguments": {{"code": "print(6*7)", "input": "%s"}}}}</tool_call>'
 BLOCK = "```python\nprint(6*7)\n```"

@@ -20,7 +20,7 @@ from agent_rl.rollout.parsing import ParsedCall
 from agent_rl.rollout.prompts import CHATML as CHATML_OF_OURS
 from agent_rl.rollout.prompts import ChatFormat, PromptError, load_tokenizer
 from agent_rl.rollout.supervised import demonstrated
-from tests import builders
+from agent_rl_contract import builders
 from tests.agent_rl.rollout.templates import FORGETTING, HERMES, LLAMA, MISTRAL, THINKING, chat_of, chat_with, turn
 
 CALL = (

@@ -22,7 +22,7 @@ from actors.rollout_generator.turns import NoRoom, RolloutOver, TurnWriter
 from agent_rl.messages import CompletedTurn, PolicyVersion, Sampling
 from agent_rl.rollout.conversation import Conversation, Message
 from agent_rl.rollout.episode import Episode
-from tests import builders
+from agent_rl_contract import builders
 
 ROLES = {"user": 1, "tool": 2, "assistant": 8}
 END, TURN = 9, 8

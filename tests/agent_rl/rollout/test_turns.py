@@ -17,7 +17,7 @@ from agent_rl.messages import EnvironmentMessage, PolicyVersion, Sampling, TurnO
 from agent_rl.rollout.conversation import Conversation, LoopSpeech, Message, sound_messages
 from agent_rl.rollout.episode import Episode, Strand
 from agent_rl.rollout.prompts import ChatFormat, PromptError
-from tests import builders
+from agent_rl_contract import builders
 from tests.agent_rl.rollout.templates import chat_with, turn
 from tests.agent_rl.rollout.test_prompts_and_episode import CHATML
 

@@ -13,7 +13,7 @@ from agent_rl.config.plugins import ContractError
 from agent_rl.config.selection import Solved
 from agent_rl.messages import GroupOutcome
 from agent_rl.scheduling.curriculum import Frontier, curriculum_of
-from tests import builders
+from agent_rl_contract import builders
 from tests.agent_rl.scheduling.test_opening import Draws
 from tests.agent_rl.scheduling.world import World, progress
 

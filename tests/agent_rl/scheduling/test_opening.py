@@ -21,7 +21,8 @@ from agent_rl.messages import (
 from agent_rl.scheduling.curriculum import InOrder
 from agent_rl.scheduling.ids import group_id, rollout_id, rollout_seed, strand_seed
 from agent_rl.scheduling.opening import Opening
-from tests import builders
+from agent_rl_contract import builders
+from tests.builders import evaluate_stage
 
 
 def opening(*stages, seed=3, at=0, began=0, curriculum=None, **algorithm):
@@ -89,7 +90,7 @@ def test_each_rollout_is_asked_for_as_its_stage_and_purpose_say():
     stages = (
         builders.rl_stage(evaluate=interim),
         builders.rl_stage(max_response_tokens=11),
-        builders.evaluate_stage(samples=2, problems=2, **shared),
+        evaluate_stage(samples=2, problems=2, **shared),
         SelectStage(kind="select", samples=3, max_response_tokens=30, max_turns=6, **shared),
     )
     trains, evaluates = Sampling(0.9, 20, 4, 0.8, 0), Sampling(0.7, 20, 4, 0.5, 7)

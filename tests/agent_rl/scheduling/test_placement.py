@@ -13,7 +13,7 @@ from agent_rl.messages import GroupOpened, GroupsUnfinished, PolicyVersion, Retr
 from agent_rl.scheduling.ids import rollout_id, rollout_seed
 from agent_rl.scheduling.instructions import AskUnfinished, Assign, OpenGroup, Unwanted, Withdraw
 from agent_rl.scheduling.kept_turns import KeptTurns, size_of
-from tests import builders
+from agent_rl_contract import builders
 from tests.agent_rl.scheduling.test_kept_turns import history
 from tests.agent_rl.scheduling.world import progress, scheduler
 

@@ -6,7 +6,7 @@ from agent_rl.messages import CompletedTurn, TurnsCompleted
 from agent_rl.scheduling.instructions import Unwanted
 from agent_rl.scheduling.kept_turns import KeptTurns
 from agent_rl.scheduling.policies.base import Placement, PlacementPolicy, WaitingTurn
-from tests import builders
+from agent_rl_contract import builders
 from tests.agent_rl.scheduling.test_kept_turns import history
 from tests.agent_rl.scheduling.world import World, progress
 

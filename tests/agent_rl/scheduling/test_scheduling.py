@@ -6,9 +6,10 @@ import pytest
 
 from agent_rl.messages import EngineLoad, GroupOpened, GroupsUnfinished, PolicyPublished, Retry, UnfinishedGroup
 from agent_rl.scheduling.kept_turns import KeptTurns
-from tests import builders
+from agent_rl_contract import builders
 from tests.agent_rl.scheduling.test_kept_turns import ROLLOUT, history, of
 from tests.agent_rl.scheduling.world import World, progress, scheduler
+from tests.builders import evaluate_stage
 
 ENGINE = "rollout_generator.0"
 
@@ -114,7 +115,7 @@ def test_what_is_waited_for_is_said():
         said = world.scheduler.waiting_for
         return said[1] if said else ""
 
-    world = World(records=False, awaited=("b", "a"), stages=[builders.rl_stage(steps=1), builders.evaluate_stage()])
+    world = World(records=False, awaited=("b", "a"), stages=[builders.rl_stage(steps=1), evaluate_stage()])
     assert waits_for(world) == "a policy"
     world.policy_published(builders.published(3))
     assert waits_for(world) == "the rollouts that a, b may run"

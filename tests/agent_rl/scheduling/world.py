@@ -7,7 +7,8 @@ from typing import Any
 from agent_rl.messages import GroupsProgress, GroupsUnfinished
 from agent_rl.scheduling.instructions import AskUnfinished, Assign, Instruction, OpenGroup, Unwanted, Withdraw
 from agent_rl.scheduling.scheduler import GroupScheduler
-from tests import builders
+from agent_rl_contract import builders
+from tests.builders import evaluate_stage
 
 
 def scheduler(**changes: Any) -> GroupScheduler:
@@ -15,7 +16,7 @@ def scheduler(**changes: Any) -> GroupScheduler:
     algorithm = changes.pop("algorithm", {})
     defaults: dict[str, Any] = {
         "seed": 0,
-        "stages": [builders.rl_stage(), builders.evaluate_stage()],
+        "stages": [builders.rl_stage(), evaluate_stage()],
         "algorithm_of": lambda _: builders.algorithm(**algorithm),
         "problems": lambda stage, number, purpose: builders.problem(number),
         "prompt_tokens": lambda problem: 10,
