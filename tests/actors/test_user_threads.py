@@ -127,8 +127,8 @@ async def test_an_executor_outlives_judges_observers_and_tools_that_block_it(
     replies: dict[str, JudgementReply] = {}
 
     async def judged(ask: Ask, text: str, number: int) -> None:
-        wanted = replace(wanted("4", "4", f"{text}-{number}"), transcript=Transcript((text,)))
-        replies[wanted.rollout] = await ask(wanted)
+        asked = replace(wanted("4", "4", f"{text}-{number}"), transcript=Transcript((text,)))
+        replies[asked.rollout] = await ask(asked)
 
     async with (
         stand_ins(topology, "tool_executor") as stage,
