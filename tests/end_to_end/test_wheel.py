@@ -2,6 +2,8 @@
 ours.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import shutil

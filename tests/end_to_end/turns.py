@@ -4,6 +4,8 @@ The notes are lines of a file that the environment names. They end with the proc
 clock, which all processes of a machine share. A fault is put in once.
 """
 
+from __future__ import annotations
+
 import os
 import signal
 import time
@@ -77,4 +79,4 @@ class NotedLearner(Learner):
             note("trained", step)
             return figures
 
-        trainer.rl_step = noted
+        trainer.rl_step = noted  # type: ignore[method-assign]
