@@ -64,8 +64,8 @@ from agent_rl.messages import (
     WeightsWanted,
 )
 from agent_rl.records.checkpoint_files import Position
+from agent_rl.records.continuing import Mark
 from agent_rl.records.health import LEAST_START, Health, too_low
-from agent_rl.records.history import Mark
 from agent_rl.records.model_card import Measured
 from transport import AnnounceLink, LinkEvent, PeerGone, PeerLeft
 

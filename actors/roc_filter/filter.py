@@ -73,7 +73,7 @@ from agent_rl.messages import (
     Trajectory,
     UnfinishedGroups,
 )
-from agent_rl.records.history import check_history, refuse_learner
+from agent_rl.records.continuing import check_history, refuse_learner
 from agent_rl.records.retention import SELECTED_TOGETHER
 from agent_rl.records.run_records import RunRecords
 from agent_rl.scheduling.curriculum import curriculum_of, try_curriculum

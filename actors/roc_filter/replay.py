@@ -31,7 +31,7 @@ from agent_rl.messages import (
     Transcript,
 )
 from agent_rl.records.journal import GroupRow, Journal, JournalError
-from agent_rl.records.rows import SampledRow
+from agent_rl.records.journal_rows import SampledRow
 from agent_rl.scheduling.ids import group_id
 from transport import DecodeError, Registry, decode, encode
 

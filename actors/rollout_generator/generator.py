@@ -69,7 +69,7 @@ from agent_rl.messages import (
     WeightsWanted,
 )
 from agent_rl.models.model_files import ModelFiles
-from agent_rl.observe.metrics import Rate
+from agent_rl.observe.prometheus import Rate
 from agent_rl.rollout.episode import Episode, RolloutTally
 from agent_rl.rollout.prompts import ChatFormat, PromptError, load_tokenizer
 from agent_rl.rollout.template import made_format

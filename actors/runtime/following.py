@@ -13,7 +13,7 @@ from actors.runtime.target import UNREADABLE, in_force, target_of
 from agent_rl.config.full import resolved_text
 from agent_rl.files.disk import DiskError
 from agent_rl.observe.logs import log_directory
-from agent_rl.records.history import write_resolved
+from agent_rl.records.continuing import write_resolved
 
 if TYPE_CHECKING:
     from actors.runtime.processes import Processes

@@ -32,8 +32,8 @@ from agent_rl.environments.load import shown_settings
 from agent_rl.files.leftovers import sweep
 from agent_rl.observe.live import Display, LiveView, SteadyConsole
 from agent_rl.observe.logs import open_log
+from agent_rl.records.continuing import check_history, remember, write_resolved
 from agent_rl.records.document import Document
-from agent_rl.records.history import check_history, remember, write_resolved
 from agent_rl.records.journal import JournalError
 from agent_rl.records.run_directory import (
     END,

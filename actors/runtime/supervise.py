@@ -41,7 +41,7 @@ from agent_rl.files.disk import DiskError
 from agent_rl.files.leftovers import Janitor
 from agent_rl.messages import ActorStatus, Changed, Progress
 from agent_rl.observe.live import Display, LiveView
-from agent_rl.observe.metrics import MetricsBoard
+from agent_rl.observe.prometheus import MetricsBoard
 from agent_rl.observe.silence import Missing, Movement, Notice, Overdue, ProcessSeen, Silence, final_words
 from agent_rl.records.document import FILE as STATE
 from agent_rl.records.document import Document

@@ -34,7 +34,7 @@ from agent_rl.config.topology import Topology
 from agent_rl.figures import ActorFigures
 from agent_rl.files.disk import DiskError, whole
 from agent_rl.files.leftovers import Janitor
-from agent_rl.records.history import METRICS
+from agent_rl.records.continuing import METRICS
 
 FOLDER = "trackers"
 

@@ -44,7 +44,7 @@ from agent_rl.messages import (
     ToolResult,
     TurnObserved,
 )
-from agent_rl.observe.metrics import Histogram, Rate, counter, gauge
+from agent_rl.observe.prometheus import Histogram, Rate, counter, gauge
 
 HOW = ("timeout", "memory_limit", "output_limit", "crashed", "unavailable", "fault")
 """Outcomes of judging, beside ``judged``."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from agent_rl.records.checkpoint_files import CheckpointError, verify
-from agent_rl.records.history import CHECKPOINTS, MADE_WITH, faults_between
+from agent_rl.records.continuing import CHECKPOINTS, MADE_WITH, faults_between
 from agent_rl.records.journal import Decode, Journal, JournalError, read_journal, stored_decoder
 from agent_rl.records.run_directory import in_use
 

@@ -7,7 +7,7 @@ balance.
 
     Journal (here)     the rules: what may follow what, and what the rows add up to
       Retention        which trajectories stay, and for how long (retention.py)
-        SqliteStore    rows in a database, payloads in one file a segment (sqlite.py, rows.py)
+        SqliteStore    rows in a database, payloads in one file a segment (sqlite.py, journal_rows.py)
 
 Payloads are opaque bytes, so that a replay uses exactly what was received.
 """
@@ -25,8 +25,7 @@ from typing import Any, NamedTuple
 
 from agent_rl.figures import EvaluationFigures, SelectionFigures, StepFigures, TrainingFigures
 from agent_rl.messages import Evaluation, Judgement
-from agent_rl.records.retention import EVALUATE, INTERIM, SELECT, SELECTED_TOGETHER, TRAIN, Retention
-from agent_rl.records.rows import (
+from agent_rl.records.journal_rows import (
     EvaluationRow,
     FactRow,
     GroupRow,
@@ -37,6 +36,7 @@ from agent_rl.records.rows import (
     StepRow,
     TrajectoryRow,
 )
+from agent_rl.records.retention import EVALUATE, INTERIM, SELECT, SELECTED_TOGETHER, TRAIN, Retention
 from agent_rl.records.sqlite import EmptyJournalError, JournalError
 
 __all__ = [

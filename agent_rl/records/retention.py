@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from agent_rl.records.rows import EvaluationRow, GroupRow, SegmentRow, StepRow, TrajectoryRow
+from agent_rl.records.journal_rows import EvaluationRow, GroupRow, SegmentRow, StepRow, TrajectoryRow
 from agent_rl.records.sqlite import SqliteStore
 
 SAMPLES_TRAINED, SAMPLES_DROPPED = 2, 1

@@ -19,8 +19,8 @@ from agent_rl.config.hidden import redacted
 from agent_rl.figures import AnswerFigures, EvaluationFigures
 from agent_rl.messages import GroupOpened, Judgement, Problem, Tokens, Transcript
 from agent_rl.messages import Trajectory as Sampled
+from agent_rl.records.continuing import MADE_WITH
 from agent_rl.records.health import Held
-from agent_rl.records.history import MADE_WITH
 from agent_rl.records.journal import Decode, Journal, read_journal, stored_decoder
 from agent_rl.records.reading import Evaluated, Step, read_record, rollouts_of
 from agent_rl.records.run_directory import in_use, read_end

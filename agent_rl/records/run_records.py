@@ -19,7 +19,7 @@ from agent_rl.config.topology import Topology
 from agent_rl.figures import EvaluationFigures, Fates, SelectionFigures, StageFigures, StepFigures, row
 from agent_rl.files.disk import DiskError, LineFile, whole, writing
 from agent_rl.messages import Evaluation
-from agent_rl.records.history import MADE_WITH, METRICS, SFT_STEPS, SUMMARY, made_with
+from agent_rl.records.continuing import MADE_WITH, METRICS, SFT_STEPS, SUMMARY, made_with
 from agent_rl.records.journal import Journal, JournalError, StepRow, read_journal
 from agent_rl.records.run_directory import add_end, read_end
 from agent_rl.records.summary import CHECKPOINT, SECONDS, SFT_LOSS, SFT_SKIPPED, STAGE_SECONDS, TOOLS, fact_of, summary

@@ -29,7 +29,7 @@ from typing import Any, TypeVar
 
 from agent_rl.files.disk import DiskError
 from agent_rl.files.file_systems import network_file_system
-from agent_rl.records.rows import ROWS, TABLES, FactRow, Row, row_crc
+from agent_rl.records.journal_rows import ROWS, TABLES, FactRow, Row, row_crc
 
 R = TypeVar("R", bound=Row)
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from agent_rl.figures import SHARE_NAMES, EvaluationFigures
 from agent_rl.records.audit import audit_journal
+from agent_rl.records.continuing import CHECKPOINTS, MADE_WITH, SFT_STEPS
 from agent_rl.records.health import Held, RunHealth
-from agent_rl.records.history import CHECKPOINTS, MADE_WITH, SFT_STEPS
 from agent_rl.records.journal import Journal, StepRow
 from agent_rl.records.run_directory import memory_kills_in_words, read_memory_kills
 

@@ -21,7 +21,7 @@ from actors.tool_executor import ToolExecutor
 from agent_rl.environments.base import CheckError
 from agent_rl.environments.python_tools import NOTEBOOK_TOOL, PYTHON_TOOL, notebook
 from agent_rl.messages import ActorStatus, Judgement, JudgementReply, ToolCall, Transcript
-from agent_rl.observe.metrics import MetricsBoard
+from agent_rl.observe.prometheus import MetricsBoard
 from agent_rl_contract.builders import tool_call
 from agent_rl_contract.stage import Stage, running, stand_ins
 from examples.quickstart.arithmetic import Arithmetic

@@ -11,7 +11,7 @@ import pytest
 
 from actors.roc_filter.replay import decode_stored
 from agent_rl.records.journal import Journal, JournalError
-from agent_rl.records.rows import SampledRow
+from agent_rl.records.journal_rows import SampledRow
 from tests.end_to_end.processes import (
     CALLS_TOOLS,
     ROOM,

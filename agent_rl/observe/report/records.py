@@ -16,8 +16,8 @@ from agent_rl.config.hidden import redacted
 from agent_rl.figures import AnswerFigures
 from agent_rl.files.reading_json import read_object
 from agent_rl.records.audit import Audit
+from agent_rl.records.continuing import METRICS, SETTINGS, SUMMARY
 from agent_rl.records.health import Alarm, Held
-from agent_rl.records.history import METRICS, SETTINGS, SUMMARY
 from agent_rl.records.journal import JOURNAL
 from agent_rl.records.reading import Evaluated, Left, Lines, Step, read_record
 from agent_rl.records.run_directory import in_use, read_end, read_memory_kills

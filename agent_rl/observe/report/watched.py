@@ -18,9 +18,9 @@ from agent_rl.observe.report.page import run_page
 from agent_rl.observe.report.records import Records, RunFiles
 from agent_rl.observe.report.samples import Samples, TokensToText, Transcripts, choose_samples, tokens_to_text
 from agent_rl.records.audit import audit_journal
+from agent_rl.records.continuing import METRICS, SUMMARY
 from agent_rl.records.document import FILE as STATE
 from agent_rl.records.health import RunHealth
-from agent_rl.records.history import METRICS, SUMMARY
 from agent_rl.records.journal import JOURNAL, Decode, Journal, JournalError, read_journal
 from agent_rl.records.reading import rollouts_of
 from agent_rl.records.run_directory import END, in_use

@@ -50,7 +50,7 @@ from agent_rl.messages import (
     StepTrained,
 )
 from agent_rl.records.checkpoint_files import STATE_FILE, Position, checksum_of_state, file_checksum, read_state, verify
-from agent_rl.records.history import Known, Mark, Saved, disagreement
+from agent_rl.records.continuing import Known, Mark, Saved, disagreement
 from agent_rl_contract.base import EVALUATE_STAGE, RL_STAGE, SFT_STAGE
 from agent_rl_contract.builders import engine_load, evaluated, opened, training_group
 from agent_rl_contract.stage import running, stand_ins

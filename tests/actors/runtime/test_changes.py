@@ -19,8 +19,8 @@ from agent_rl.config.load import load_topology
 from agent_rl.config.processes import ActorEntry
 from agent_rl.messages import Changed, DrainWanted, ScaleWanted, StopWanted
 from agent_rl.observe.report.graph import read_wanted
+from agent_rl.records.continuing import write_resolved
 from agent_rl.records.document import Document, Host
-from agent_rl.records.history import write_resolved
 from agent_rl.records.run_directory import RESTARTS, RunRefused
 from tests.actors.runtime.virtual_run import OTHER, PLAIN, World, swap
 from tests.end_to_end.topologies import write_micro

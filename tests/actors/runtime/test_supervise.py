@@ -32,8 +32,8 @@ from agent_rl.config.addresses import control_addresses, runtime_directory
 from agent_rl.config.load import load_topology
 from agent_rl.files.disk import DiskError, whole
 from agent_rl.messages import Changed, DrainWanted, ScaleWanted
+from agent_rl.records.continuing import write_resolved
 from agent_rl.records.document import Document
-from agent_rl.records.history import write_resolved
 from agent_rl.records.run_directory import (
     RunRefused,
     is_supervised,

@@ -26,7 +26,7 @@ from agent_rl.messages import (
     Transcript,
 )
 from agent_rl.observe.report import read_page
-from agent_rl.records.history import remember
+from agent_rl.records.continuing import remember
 from agent_rl.records.journal import Journal
 from agent_rl.records.run_records import RunRecords
 from agent_rl.records.timeline import TimelineFile

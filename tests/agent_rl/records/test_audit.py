@@ -25,9 +25,9 @@ from agent_rl.figures import SelectionFigures, StepFigures, TrainingFigures
 from agent_rl.messages import Judgement, Trajectory
 from agent_rl.records.audit import audit, deep_audit
 from agent_rl.records.checkpoint_files import CheckpointError, Position, checksum_of_state, read_state, verify
-from agent_rl.records.history import MADE_WITH, Mark
+from agent_rl.records.continuing import MADE_WITH, Mark
 from agent_rl.records.journal import GroupRow, Journal, JournalError
-from agent_rl.records.rows import ROWS, FactRow, SampledRow, TrajectoryRow
+from agent_rl.records.journal_rows import ROWS, FactRow, SampledRow, TrajectoryRow
 from agent_rl_contract.builders import opened, repacked, trajectory
 from tests.agent_rl.records.journals import STATES, forget
 from tests.agent_rl.records.report_runs import SyntheticRun

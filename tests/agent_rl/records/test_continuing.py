@@ -22,7 +22,7 @@ from agent_rl.config.load import load_topology
 from agent_rl.config.topology import Topology
 from agent_rl.environments.base import TaskError
 from agent_rl.environments.load import Environments, shown_settings
-from agent_rl.records.history import remember, write_resolved
+from agent_rl.records.continuing import remember, write_resolved
 from agent_rl.records.journal import Journal
 from agent_rl.records.run_directory import (
     RESTARTS,

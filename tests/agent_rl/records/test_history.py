@@ -19,7 +19,7 @@ from agent_rl.config.load import load_topology
 from agent_rl.figures import StepFigures, TrainingFigures
 from agent_rl.messages import StageEntered
 from agent_rl.records.checkpoint_files import Position
-from agent_rl.records.history import (
+from agent_rl.records.continuing import (
     Known,
     Mark,
     Saved,

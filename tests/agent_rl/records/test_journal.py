@@ -14,7 +14,7 @@ from agent_rl.messages import Judgement
 from agent_rl.records import sqlite
 from agent_rl.records.audit import audit, audit_journal
 from agent_rl.records.journal import Journal, JournalError, open_journal
-from agent_rl.records.rows import GroupRow, SampledRow, row_crc
+from agent_rl.records.journal_rows import GroupRow, SampledRow, row_crc
 from tests.agent_rl.records.journals import open_groups, raises, readable, train
 
 

@@ -19,7 +19,7 @@ from agent_rl.figures import EvaluationFigures, StepFigures, TrainingFigures
 from agent_rl.messages import Evaluation, Judgement
 from agent_rl.records.audit import audit_journal
 from agent_rl.records.journal import GroupRow, Journal, StepRow
-from agent_rl.records.rows import SampledRow, TrajectoryRow
+from agent_rl.records.journal_rows import SampledRow, TrajectoryRow
 from agent_rl.scheduling.ids import group_id
 from agent_rl_contract.builders import evaluated
 

@@ -9,8 +9,8 @@ import pytest
 from agent_rl.messages import Evaluation
 from agent_rl.records.audit import audit_journal
 from agent_rl.records.journal import Journal, open_journal
+from agent_rl.records.journal_rows import SampledRow
 from agent_rl.records.retention import SELECTED_TOGETHER, Retention
-from agent_rl.records.rows import SampledRow
 from agent_rl_contract.builders import evaluated
 from tests.agent_rl.records.journals import forget, open_groups, readable, train
 

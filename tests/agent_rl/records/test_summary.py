@@ -23,8 +23,8 @@ from agent_rl.figures import (
 )
 from agent_rl.groups.statistics import evaluation_figures
 from agent_rl.messages import Evaluation
+from agent_rl.records.continuing import CHECKPOINTS, MADE_WITH
 from agent_rl.records.health import LEAST_START, WINDOW, Alarm, Health, RunHealth, too_low
-from agent_rl.records.history import CHECKPOINTS, MADE_WITH
 from agent_rl.records.journal import Journal
 from agent_rl.records.run_directory import MEMORY_KILLS, read_memory_kills, record_memory_kill
 from agent_rl.records.summary import SECONDS, SFT_SKIPPED, STAGE_SECONDS

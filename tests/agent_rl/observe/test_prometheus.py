@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from agent_rl.figures import RolloutMeans
 from agent_rl.messages import Metric
-from agent_rl.observe.metrics import Histogram, MetricsBoard, counter, gauge
+from agent_rl.observe.prometheus import Histogram, MetricsBoard, counter, gauge
 from tests import builders
 
 
