@@ -46,7 +46,6 @@ CALLED = {
     "half": {"error": {"code": -32602, "message": "\ud83d is half"}},
     "deep": {"result": {"structuredContent": json.loads("[" * 500 + "]" * 500)}},
     "long": {"result": {"content": [{"type": "text", "text": "a" * (1 << 17)}]}},
-    "image": {"result": {"content": [{"type": "image", "data": "aaaa", "mimeType": "image/png"}]}},
     "structured": {"result": {"content": [], "structuredContent": {"a": "ä"}}},
 }
 for line in sys.stdin:

@@ -1,5 +1,5 @@
-"""Tools of the user's own in a real executor: on the host and in the sandbox, with state, and all that can go wrong
-with them.
+"""Tools and environments of the user's own in a real executor: on the host and in the sandbox, with state, and all that
+can go wrong with them.
 """
 
 from __future__ import annotations
@@ -9,26 +9,40 @@ import os
 import sys
 import threading
 import time
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 import trio
+import trio.testing
 from structlog.testing import capture_logs
 
-from actors.tool_executor import ToolExecutor
+from actors import user_threads
 from actors.tool_executor.user_code import LAST_CALLS, Unanswered
-from actors.user_threads import Deadline, DeadlineError, NoThreadError, Threads
-from agent_rl.environments.base import SNAPSHOT_BYTES, Context, ToolOutput
+from actors.user_threads import Deadline, DeadlineError, Threads, Watchdog, interruptible
+from agent_rl.config.topology import EnvironmentEntry
+from agent_rl.environments.base import BlockedError, Context, Observation, ToolOutput
 from agent_rl.environments.python_tools import PYTHON_TOOL, python
 from agent_rl.environments.tools import tool
-from agent_rl.messages import ActorStatus, ToolResult
-from agent_rl_contract.builders import tool_call
-from agent_rl_contract.stage import running, stand_ins
+from agent_rl.messages import (
+    ActorStatus,
+    EnvironmentMessage,
+    Judgement,
+    JudgementReply,
+    ObserveTurn,
+    ToolResult,
+    Transcript,
+    TurnObserved,
+)
+from agent_rl_contract.builders import problem, tool_call
+from agent_rl_contract.generator_bench import Talkative
 from examples.quickstart.arithmetic import Arithmetic
+from tests import builders
 from tests.actors.sandboxed import in_the_sandbox
-from tests.actors.test_tool_executor import asker, serving
+from tests.actors.test_tool_executor import Ask, asker, executing, serving
 from tests.actors.topologies import micro
 
 HELD = threading.Event()
@@ -73,12 +87,8 @@ def misbehave(how: str, *, state: list[str]) -> Any:
             return {"x": float("nan")}
         case "huge":
             return "x" * 10**6
-        case "surrogate":
-            return "\ud800"
         case "output":
             return ToolOutput("success", value=7)  # type: ignore[arg-type]
-        case "state":
-            state.append("x" * SNAPSHOT_BYTES)
         case "no json":
             state.append(object())  # type: ignore[arg-type]
         case "hang":
@@ -142,7 +152,7 @@ async def test_any_number_of_tools_at_once_with_state_context_and_sandbox(tmp_pa
 
 @pytest.mark.real_time
 async def test_what_a_tool_does_wrong_is_an_outcome_with_the_line_in_the_log(tmp_path: Path) -> None:
-    wrong = ["raise", "exit", "leave", "none", "nan", "huge", "surrogate", "output", "state", "no json"]
+    wrong = ["raise", "exit", "leave", "none", "nan", "huge", "output", "no json"]
 
     with capture_logs() as logs:
         async with serving(tmp_path, output_bytes=5000) as ask:
@@ -152,8 +162,7 @@ async def test_what_a_tool_does_wrong_is_an_outcome_with_the_line_in_the_log(tmp
             found["apart"] = await ask(tool_call({"path": "raise"}, "in_the_sandbox"))
     assert found.pop("well").state == b'["before", "well"]'
     outcomes = {how: result.outcome for how, result in found.items()}
-    assert outcomes == dict.fromkeys([*wrong, "apart"], "error") | {"huge": "output_limit", "surrogate": "success"}
-    assert found.pop("surrogate").value == "?"
+    assert outcomes == dict.fromkeys([*wrong, "apart"], "error") | {"huge": "output_limit"}
     assert found.pop("huge").value.endswith("[cut after 5000 bytes]\n")
     assert all(result.state is None for result in found.values())
     said = {how: result.stderr for how, result in found.items()}
@@ -164,7 +173,6 @@ async def test_what_a_tool_does_wrong_is_an_outcome_with_the_line_in_the_log(tmp
     assert said["none"].startswith("TypeError: the tool returned None; it must return a text")
     assert said["nan"].startswith("ValueError: what the tool returned cannot be written as JSON")
     assert said["output"] == "TypeError: the tool returned a ToolOutput whose value is 7; it must be a text"
-    assert said["state"].startswith("The state of the tool would take 65")
     assert said["no json"].startswith("ValueError: the state of the tool cannot be written as JSON")
     failed = {row["error"]: row["where"] for row in logs if row["event"] in {"a tool failed", "a tool raised an error"}}
     line = misbehave.function.__code__.co_firstlineno
@@ -221,12 +229,11 @@ async def test_waiting_for_the_sandbox_does_not_count_for_the_deadline() -> None
 async def test_a_tool_that_holds_threads_is_told_to_the_supervisor(tmp_path: Path) -> None:
     topology = micro(tmp_path, tool_executor={"threads": 4, "wall_seconds": 0.2})
     with trio.fail_after(60):
-        async with stand_ins(topology, "tool_executor") as stage:
-            async with running(ToolExecutor, topology, "tool_executor", tmp_path, stage):
-                await asker(stage)(tool_call({"how": "hang"}, "misbehave", state=b'["x"]'))
-                while not (status := await stage["supervisor.local"].next(ActorStatus)).missing:
-                    pass
-                HELD.set()
+        async with executing(topology, tmp_path) as stage:
+            await asker(stage)(tool_call({"how": "hang"}, "misbehave", state=b'["x"]'))
+            while not (status := await stage["supervisor.local"].next(ActorStatus)).missing:
+                pass
+            HELD.set()
     told = "25 % of the 4 threads or more for tools are held by calls that hang: misbehave (test_own_tools.py, line "
     assert status.missing.startswith(told)
 
@@ -257,17 +264,180 @@ async def test_tools_that_hold_threads_or_never_answer_are_told_with_place_and_s
     assert unanswered.alarm() == ""
 
 
+class Odd(Talkative):
+    """What it does with a turn stands in the turn."""
+
+    async def observe(self, problem: Any, transcript: Any, state: bytes, context: Any) -> Any:
+        match transcript.texts[-1]:
+            case "raise":
+                raise ValueError("no such room")
+            case "hang":
+                await trio.sleep_forever()
+            case "text":
+                return "go on"
+            case "large":
+                return Observation([{"role": "user", "content": "x"}], bytes(70_000))
+            case "code":
+                ran = await context.execute("print(6 * 7)")
+                return Observation([{"role": "user", "content": ran.stdout}])
+            case "deadline":
+                return Observation(
+                    [{"role": "user", "content": f"{context.deadline:.0f} {context.seed} {context.rollout}"}]
+                )
+        return None
+
+
 @pytest.mark.real_time
-async def test_a_thread_that_comes_back_is_no_hung_one_any_more() -> None:
-    threads = Threads(1, trio.to_thread.run_sync, wait_seconds=0.05)
-    deadline = Deadline(0.1)
-    with pytest.raises(DeadlineError, match=r"test_own_tools.py, line \d+"):
-        with deadline.enforced():
-            await threads.run(lambda: time.sleep(0.4), deadline, "sleeper")
-    with pytest.raises(NoThreadError, match=r"all 1 threads .* 1 of them by calls that hang: sleeper \(test_own"):
-        await threads.run(lambda: None, Deadline(5.0), "next")
-    await trio.sleep(0.5)
-    assert threads.hung == {}
-    assert await threads.run(lambda: 7, Deadline(5.0), "next") == 7
-    with pytest.raises(ZeroDivisionError):
-        await threads.run(lambda: 1 // 0, Deadline(5.0), "next")
+async def test_what_an_environment_does_wrong_with_a_turn_is_told_with_its_place(tmp_path: Path) -> None:
+    entry = EnvironmentEntry(**{"class": f"{__name__}:Odd", "name": "game"})
+    topology = micro(tmp_path, tool_executor={"observe_seconds": 0.5}).model_copy(update={"environments": (entry,)})
+    game, answers = problem(environment="game"), dict[str, TurnObserved]()
+    async with executing(topology, tmp_path) as stage:
+        turns = stage["rollout_generator"].call("turns", "tool_executor.0")
+        for text in ("raise", "hang", "text", "large", "code", "deadline", "end"):
+            answers[text] = await turns(ObserveTurn("s0-g000000/0/0", game, Transcript(("a", text)), b"kept", 7))
+    start = "environment 'game': "
+    assert answers["raise"].fault.startswith(
+        f"{start}observe fails with ValueError: no such room (test_own_tools.py, line "
+    )
+    assert answers["hang"].fault.startswith(f"{start}observe took longer than its deadline (test_own_tools.py, line ")
+    assert answers["text"].fault.startswith(f"{start}observe returned 'go on'; return an Observation")
+    assert "(test_own_tools.py, line " in answers["text"].fault
+    assert answers["large"].fault.startswith(f"{start}the state of an Observation is 70000 bytes")
+    assert answers["code"] == TurnObserved((EnvironmentMessage(2, "user", "42\n"),), b"kept")
+    assert answers["deadline"].messages[0].content.endswith(" 7 s0-g000000/0/0")
+    assert answers["end"] == TurnObserved(state=b"kept", done=True)
+
+
+# Code that blocks the event loop of an actor is interrupted, and its place is named ------------------------------------
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(user_threads, "TICK_SECONDS", 0.05)
+
+
+@asynccontextmanager
+async def watched(**options: Any) -> AsyncIterator[None]:
+    """A watchdog runs."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(Watchdog(**options).run)
+        yield
+        nursery.cancel_scope.cancel()
+
+
+async def sleeps() -> None:
+    time.sleep(1e9)  # noqa: ASYNC251
+
+
+async def spins() -> None:
+    while True:
+        pass
+
+
+async def sleeps_in_a_nursery() -> None:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(sleeps)
+
+
+async def catches_each_exception() -> None:
+    while True:
+        with suppress(Exception):
+            await sleeps()
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(
+    "code", [sleeps, spins, sleeps_in_a_nursery, catches_each_exception], ids=lambda code: code.__name__
+)
+@pytest.mark.real_time
+async def test_what_blocks_the_loop_is_interrupted_where_it_stands(code: Callable[[], Awaitable[None]]) -> None:
+    async with watched():
+        await trio.sleep(0.15)
+        with pytest.raises(BlockedError) as caught, interruptible(0.15):
+            await code()
+        await trio.sleep(0.15)  # the loop turns on, and nothing else is interrupted
+    said = str(caught.value)
+    assert said.startswith("it held the event loop for 0.15 s without an await; await what takes long, or run it with ")
+    assert "(test_own_tools.py, line " in said
+
+
+@pytest.mark.real_time
+@pytest.mark.usefixtures("quick")
+async def test_only_code_of_users_is_interrupted_and_only_where_it_does_not_turn_the_loop() -> None:
+    turns = 0
+    async with watched():
+        await trio.sleep(0.2)
+        time.sleep(0.4)  # noqa: ASYNC251  an actor's own work, which loads a model perhaps
+        with interruptible(0.15):
+            until = trio.current_time() + 0.4
+            while trio.current_time() < until:
+                await trio.lowlevel.checkpoint()
+                turns += 1
+    assert turns > 10
+
+
+async def judge(self: Arithmetic, problem: Any, transcript: Any, context: Any) -> Judgement:
+    if transcript.text == "block":
+        time.sleep(1e9)  # noqa: ASYNC251
+    return Judgement(1, success=True)
+
+
+async def observe(self: Arithmetic, problem: Any, transcript: Any, state: bytes, context: Any) -> Observation:
+    while True:
+        pass
+
+
+@tool(name="blocks")
+async def blocks() -> str:
+    """Block."""
+    time.sleep(1e9)  # noqa: ASYNC251
+    return ""
+
+
+@pytest.mark.real_time
+@pytest.mark.usefixtures("quick")
+async def test_an_executor_outlives_judges_observers_and_tools_that_block_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Arithmetic, "judge", judge)
+    monkeypatch.setattr(Arithmetic, "observe", observe)
+    monkeypatch.setattr(Arithmetic, "tools", (blocks,))
+    monkeypatch.setattr(user_threads, "PAUSE_SECONDS", 0.1)
+    topology = micro(tmp_path, tool_executor={"judge_seconds": 0.15, "observe_seconds": 0.15, "wall_seconds": 0.15})
+    replies: dict[str, JudgementReply] = {}
+
+    async def judged(ask: Ask, text: str, number: int) -> None:
+        wanted = replace(builders.wanted("4", "4", f"{text}-{number}"), transcript=Transcript((text,)))
+        replies[wanted.rollout] = await ask(wanted)
+
+    async with executing(topology, tmp_path) as stage:
+        ask = asker(stage)
+        async with watched():
+            async with trio.open_nursery() as asking:
+                for number in range(3):
+                    for text in ("block", "sound"):
+                        asking.start_soon(judged, ask, text, number)
+            turns = stage["rollout_generator"].call("turns", "tool_executor.0")
+            observed = await turns(ObserveTurn("r/0/0", builders.problem(), Transcript(("a",)), b"", 7))
+            result = await ask(tool_call({}, "blocks"))
+    said = "fails with BlockedError: it held the event loop for 0.15 s without an await"
+    for number in range(3):
+        assert replies[f"block-{number}"].fault.startswith(f"Arithmetic.judge {said}")
+        assert "(test_own_tools.py, line " in replies[f"block-{number}"].fault
+        assert replies[f"sound-{number}"].judgement == Judgement(1.0, success=True)
+    assert f"observe {said}" in observed.fault
+    assert "(test_own_tools.py, line " in observed.fault
+    assert result.outcome == "timeout"
+
+
+@pytest.mark.real_time
+async def test_what_blocks_from_the_start_on_is_reported_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An actor that is started again gets at once what blocked it before, and its thread may never come to look."""
+    monkeypatch.setattr(user_threads, "TICK_SECONDS", 60.0)
+    with (tmp_path / "report").open("w+") as file:
+        async with watched(silent_seconds=3.0, report=file.fileno()):
+            await trio.testing.wait_all_tasks_blocked()
+            time.sleep(1.2)  # noqa: ASYNC251
+        file.seek(0)
+        assert "test_own_tools.py" in file.read()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -18,6 +17,7 @@ from actors.sandbox.isolation import control_groups
 from actors.sandbox.owner import interpreter
 from actors.sandbox.owner.functions import FunctionSandbox
 from actors.tool_executor import ToolExecutor
+from agent_rl.config.topology import Topology
 from agent_rl.environments.base import CheckError
 from agent_rl.environments.python_tools import NOTEBOOK_TOOL, PYTHON_TOOL, notebook
 from agent_rl.messages import ActorStatus, Judgement, JudgementReply, ToolCall, Transcript
@@ -35,10 +35,17 @@ Ask = Callable[..., Awaitable[Any]]
 
 
 @asynccontextmanager
-async def serving(folder: Path, *, cls: type[ToolExecutor] = ToolExecutor, **settings: Any) -> AsyncIterator[Ask]:
-    """A way to send a message to an executor, which runs."""
-    topology = micro(folder, tool_executor=settings)
+async def executing(topology: Topology, folder: Path, cls: type[ToolExecutor] = ToolExecutor) -> AsyncIterator[Stage]:
+    """The peers of an executor, which has started."""
     async with stand_ins(topology, "tool_executor") as stage, running(cls, topology, "tool_executor", folder, stage):
+        await stage.started("tool_executor.0")
+        yield stage
+
+
+@asynccontextmanager
+async def serving(folder: Path, *, cls: type[ToolExecutor] = ToolExecutor, **settings: Any) -> AsyncIterator[Ask]:
+    """A way to send a message to an executor."""
+    async with executing(micro(folder, tool_executor=settings), folder, cls) as stage:
         yield asker(stage)
 
 
@@ -75,17 +82,13 @@ def notebooks(monkeypatch: pytest.MonkeyPatch) -> None:
 BAD = [
     ({"arguments": {}}, "malformed", "the arguments do not fit: code: Field required"),
     ({"arguments": {"code": 1}}, "malformed", "code: Input should be a valid string"),
-    ({"arguments": {"code": None}}, "malformed", "code: Input should be a valid string"),
-    ({"arguments": {"code": ["print(1)"]}}, "malformed", "code: Input should be a valid string"),
     ({"arguments": {"code": "1", "input": 3}}, "malformed", "input: Input should be a valid string"),
     ({"arguments": {"code": "#" * 2001}}, "malformed", "the arguments are larger than 2000 bytes"),
     ({"arguments": {"code": "#" + "é" * 1500}}, "malformed", "the arguments are larger than 2000 bytes"),
     ({"arguments": {"code": "1", "input": "x" * 2001}}, "malformed", "are larger than 2000 bytes"),
-    ({"arguments": {"code": "1", "language": "cobol"}}, "malformed", "language: Input should be 'python'"),
     ({"arguments": {"code": "1", "timeout": 4.5}}, "malformed", "a call may take up to 4 seconds, not 4.5"),
     ({"arguments": {"code": "1", "timeout": 0}}, "malformed", "timeout: Input should be greater than 0"),
     ({"arguments": {"code": "1", "timeout": True}}, "malformed", "timeout: Input should be a valid number"),
-    ({"arguments": {"code": "1", "timeout": "4"}}, "malformed", "timeout: Input should be a valid number"),
     ({"arguments": {"code": "1"}, "tool": "shell"}, "unknown_tool", "there is no tool 'shell'; there is python_code"),
     ({"arguments": {"code": "1"}, "tool": NOTEBOOK_TOOL}, "unknown_tool", "there is no tool 'jupyter_code'"),
     ({"arguments": {"code": "1"}, "tool": "x" * 10_000}, "unknown_tool", "there is no tool"),
@@ -112,18 +115,12 @@ async def test_a_call_may_ask_for_less_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("notebooks")
-async def test_the_notebooks_cells_share_state_and_a_lost_executors_session_is_rebuilt(tmp_path: Path) -> None:
+async def test_a_cell_that_is_asked_for_twice_runs_once(tmp_path: Path) -> None:
     async with serving(tmp_path) as ask:
-        first = await ask(call({"code": "x = 1"}, tool=NOTEBOOK_TOOL, cell=1))
-        assert first.state == cells("x = 1")
+        await ask(call({"code": "x = 1"}, tool=NOTEBOOK_TOOL, cell=1))
         for _ in range(2):
-            second = await ask(call({"code": "print(x)"}, tool=NOTEBOOK_TOOL, cell=2, state=cells("x = 1")))
-            assert (second.stdout, second.state) == ("1\n", cells("x = 1", "print(x)"))
-        state = cells("x = 1", "y = x + 1")
-        elsewhere = await ask(call({"code": "y"}, tool=NOTEBOOK_TOOL, session="elsewhere", cell=3, state=state))
-        assert (elsewhere.value, elsewhere.state) == ("2", cells("x = 1", "y = x + 1", "y"))
-        assert "2 earlier cells were run again" in elsewhere.note
-        assert (await ask(call({"code": "1"}, tool=PYTHON_TOOL))).outcome == "unknown_tool"
+            second = call({"code": "x += 1; print(x)"}, tool=NOTEBOOK_TOOL, cell=2, state=cells("x = 1"))
+            assert (await ask(second)).stdout == "2\n"
 
 
 @pytest.mark.usefixtures("notebooks")
@@ -171,10 +168,7 @@ async def test_what_happened_is_counted_in_the_status_and_for_prometheus(tmp_pat
     def session(name: str, cell: int, code: str, *earlier: str) -> ToolCall:
         return call({"code": code}, tool=NOTEBOOK_TOOL, session=name, cell=cell, state=cells(*earlier))
 
-    async with (
-        stand_ins(topology, "tool_executor") as stage,
-        running(ToolExecutor, topology, "tool_executor", tmp_path, stage),
-    ):
+    async with executing(topology, tmp_path) as stage:
         ask = asker(stage)
         await ask(session("a", 1, "x = 1"))
         await ask(session("b", 1, "1/0"))  # the other makes room for it
@@ -222,12 +216,10 @@ async def test_an_executor_that_died_runs_code_again_before_its_checks_are_warm(
         def __init__(self, context: Any) -> None:
             super().__init__(replace(context, restarted=True))
 
-    gate: list[trio.Event] = []
-    run = FunctionSandbox.run
+    warm, run = trio.Event(), FunctionSandbox.run
 
     async def late(self: FunctionSandbox, **options: Any) -> None:
-        gate.append(trio.Event())
-        await gate[0].wait()
+        await warm.wait()
         await run(self, **options)
 
     monkeypatch.setattr(FunctionSandbox, "run", late)
@@ -241,7 +233,7 @@ async def test_an_executor_that_died_runs_code_again_before_its_checks_are_warm(
         ran = await ask(call({"code": "print(6 * 7)"}))
         assert (ran.outcome, ran.stdout) == ("success", "42\n")
         assert not judged
-        gate[0].set()
+        warm.set()
     assert judged[0].judgement is not None
     assert judged[0].judgement.success
 
@@ -294,30 +286,27 @@ async def test_control_groups_that_cannot_be_had_are_a_mistake_of_the_topology_o
     assert (await mistake(tmp_path, control_groups="required")).startswith(f"{said}; pids: ")
 
 
-class Judges(Arithmetic):
-    """Judges as the rollout's text says."""
-
-    async def judge(self, problem: Any, transcript: Any, context: Any) -> Any:
-        match transcript.text:
-            case "raises":
-                raise ZeroDivisionError("no")
-            case "hangs":
-                await trio.sleep_forever()
-            case "dies":
-                raise CheckError("memory_limit")
-        return {"nan": Judgement(math.nan, success=False), "none": None}.get(
-            transcript.text, Judgement(1, success=True)
-        )
+async def judge(self: Arithmetic, problem: Any, transcript: Any, context: Any) -> Any:
+    """As the rollout's text says."""
+    match transcript.text:
+        case "raises":
+            raise ZeroDivisionError("no")
+        case "hangs":
+            await trio.sleep_forever()
+        case "dies":
+            raise CheckError("memory_limit")
+        case "none":
+            return None
+    return Judgement(1, success=True)
 
 
 async def test_a_judge_that_raises_hangs_or_returns_rubbish_is_a_fault_with_its_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Arithmetic, "judge", Judges.judge)
+    monkeypatch.setattr(Arithmetic, "judge", judge)
     faults = {
         "raises": "fails with ZeroDivisionError: no (test_tool_executor.py, line",
         "hangs": "took longer than judge_seconds = 0.5 (test_tool_executor.py, line",
-        "nan": "whose reward is nan; it must be a finite number from -1e+06 to 1e+06 (test_tool_executor.py, line",
         "none": "returned None; it must return a Judgement (test_tool_executor.py, line",
     }
 
