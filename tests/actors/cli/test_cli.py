@@ -4,11 +4,13 @@ import errno
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import trio
@@ -92,21 +94,26 @@ def test_a_mistyped_example_is_answered_with_the_examples(capsys):
     assert "examples: there is agents, coding_agent, doors, evaluate_gpqa, " in capsys.readouterr().err
 
 
-def replace_run(monkeypatch, run_topology):
+def replace_run(monkeypatch, does):
+    """A run does this, and ends with the exit code that it returns."""
+
+    async def run_topology(*given, **shown):
+        await trio.lowlevel.checkpoint()
+        return does(*given)
+
     monkeypatch.setattr("actors.runtime.run.run_topology", run_topology)
 
 
 def test_run_returns_the_exit_code_and_ends_with_the_summary(file, monkeypatch, capsys):
     asked = []
 
-    async def run_topology(topology, path, overrides, host, **shown):
-        await trio.lowlevel.checkpoint()
+    def does(topology, path, overrides, host):
         asked.append((topology.stages[0].steps, path, overrides, host))
         topology.run.directory.mkdir()
         (topology.run.directory / "summary.json").write_text(json.dumps({"steps": 5, "success": float("nan")}))
         return 1
 
-    replace_run(monkeypatch, run_topology)
+    replace_run(monkeypatch, does)
     assert main(["run", str(file), "--set", "stages.0.steps=5", "--host", "local"]) == 1
     assert asked == [(5, (file,), ("stages.0.steps=5",), "local")]
     output = capsys.readouterr().out
@@ -125,8 +132,7 @@ def test_run_returns_the_exit_code_and_ends_with_the_summary(file, monkeypatch, 
     ],
 )
 def test_a_summary_is_shown_when_there_is_something_to_sum_up(file, monkeypatch, capsys, code, done):
-    async def run_topology(topology, *_, **shown):
-        await trio.lowlevel.checkpoint()
+    def does(topology, *_):
         topology.run.directory.mkdir()
         journal = Journal(topology.run.directory / "journal.sqlite")
         if done is not None:
@@ -135,7 +141,7 @@ def test_a_summary_is_shown_when_there_is_something_to_sum_up(file, monkeypatch,
         (topology.run.directory / "summary.json").write_text(json.dumps({"steps": 0, "checkpoint": "here"}))
         return code
 
-    replace_run(monkeypatch, run_topology)
+    replace_run(monkeypatch, does)
     assert main(["run", str(file)]) == code
     output = capsys.readouterr().out
     assert ("checkpoint: here" in output.splitlines()) == (done is not None)
@@ -157,23 +163,36 @@ sys.exit(main(["run", sys.argv[1]]) + 41)
 """
 
 
-def test_results_that_cannot_be_shown_do_not_change_the_exit_code(file, tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(FINISHES)
-    command = [sys.executable, str(script), str(file)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+@pytest.fixture
+def command(file, tmp_path, monkeypatch):
+    """A run that finishes at once."""
+    (tmp_path / "script.py").write_text(FINISHES)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    return [sys.executable, str(tmp_path / "script.py"), str(file)]
+
+
+def test_results_that_cannot_be_shown_do_not_change_the_exit_code(command, tmp_path):
     with Path("/dev/full").open("w") as full:
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=environment, check=False)
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 42
     (line,) = done.stderr.splitlines()
     assert line == (
         "agent-rl: the results could not be shown (No space left on device); "
         f"they are in {tmp_path / 'run' / 'summary.json'}"
     )
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         process.stdout.close()
         assert b"(Broken pipe)" in process.stderr.read()
     assert process.returncode == 42
+
+
+@pytest.mark.parametrize("closed", ["<&- >&- 2>&-", "2>/dev/full | true"])
+def test_closed_output_does_not_change_the_exit_code_and_no_file_takes_its_place(command, tmp_path, closed):
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", f"{shlex.join(command)} {closed}"], capture_output=True, check=False
+    )
+    assert done.returncode == 42, done.stderr
+    assert json.loads((tmp_path / "run" / "summary.json").read_text()) == {"steps": 3}
 
 
 @pytest.mark.parametrize("delay", [0.1, 0.3, 0.6, 1.0])
@@ -211,11 +230,7 @@ def test_an_early_interrupt_is_one_line_and_an_exit_code(file, tmp_path, delay):
     ],
 )
 def test_what_prevents_a_run_is_one_clear_line(file, monkeypatch, capsys, error, message):
-    async def run_topology(*_, **shown):
-        await trio.lowlevel.checkpoint()
-        raise error
-
-    replace_run(monkeypatch, run_topology)
+    replace_run(monkeypatch, Mock(side_effect=error))
     assert main(["run", str(file)]) == 2
     assert capsys.readouterr().err.strip() == message
 
@@ -251,11 +266,7 @@ def test_the_command_line_and_displays_have_no_other_ways_out():
 
 
 def test_a_bug_keeps_its_traceback(file, monkeypatch):
-    async def run_topology(*_, **shown):
-        await trio.lowlevel.checkpoint()
-        raise ExceptionGroup("x", [BindError("port"), ZeroDivisionError("bug")])
-
-    replace_run(monkeypatch, run_topology)
+    replace_run(monkeypatch, Mock(side_effect=ExceptionGroup("x", [BindError("port"), ZeroDivisionError("bug")])))
     with pytest.raises(ExceptionGroup):
         main(["run", str(file)])
 
@@ -424,36 +435,23 @@ def test_the_version_is_told_quickly():
     assert time.monotonic() - before < 10
 
 
-def test_bench_lists_its_subjects_and_names_them_for_a_wrong_one(capsys) -> None:
-    assert main(["bench"]) == 0
-    listed = capsys.readouterr().out
-    assert "learning" in listed
-    assert main(["bench", "learnin"]) == 2
-    assert "there is no benchmark 'learnin'; there are" in capsys.readouterr().err
-
-
-def test_bench_lists_its_subjects_without_importing_them() -> None:
-    code = "import sys; from actors.cli.main import main; main(['bench']); print([n for n in sys.modules if 'bench_' in n or n == 'torch'])"
+def test_bench_lists_its_subjects_without_importing_them():
+    code = "import sys; from actors.cli.main import main; assert main(['bench']) == 0"
+    code += "; print([name for name in sys.modules if 'bench_' in name or name == 'torch'])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "learning" in done.stdout
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-def test_bench_hands_arguments_to_the_subject(capsys) -> None:
-    assert main(["bench", "learning", "--seeds", "many"]) == 2
+@pytest.mark.parametrize(
+    ("words", "begins", "said"),
+    [
+        (["learnin"], "", "there is no benchmark 'learnin'; there are"),
+        (["learning", "--seeds", "many"], "agent-rl bench learning: ", '--seeds: unable to convert "many" into int'),
+    ],
+)
+def test_bench_names_its_subjects_for_a_wrong_one_and_hands_arguments_to_a_right_one(capsys, words, begins, said):
+    assert main(["bench", *words]) == 2
     error = capsys.readouterr().err
-    assert error.startswith("agent-rl bench learning: ")
-    assert '--seeds: unable to convert "many" into int' in error
-
-
-@pytest.mark.parametrize("closed", ["<&- >&- 2>&-", "2>/dev/full | true"])
-def test_closed_output_does_not_change_the_exit_code_and_no_file_takes_its_place(file, tmp_path, closed):
-    script = tmp_path / "script.py"
-    script.write_text(FINISHES)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = f'"{sys.executable}" "{script}" "{file}" {closed}'
-    if "|" in closed:
-        command = f"set -o pipefail; {command}"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, env=environment, check=False)
-    assert done.returncode == 42, done.stderr
-    assert json.loads((tmp_path / "run" / "summary.json").read_text()) == {"steps": 3}
+    assert error.startswith(begins)
+    assert said in error

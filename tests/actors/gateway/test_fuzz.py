@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -60,24 +59,3 @@ async def test_a_wrong_request_gets_an_error_of_its_provider_or_a_right_answer_a
         assert faults == []
         assert {each["content"] for each in said[1::2]} == {"word"}
         assert len(episode.strands) == 1
-
-
-def test_the_same_seed_makes_the_same_requests() -> None:
-    first, again, other = ([shot.data("key") for shot in shots(200, seed)] for seed in (1, 1, 2))
-    assert first == again != other
-
-
-@pytest.mark.parametrize(
-    ("path", "status", "body", "right"),
-    [
-        ("/v1/messages", 400, {"type": "error", "error": {"type": "x", "message": "y"}}, True),
-        ("/v1/messages", 400, {"error": {"type": "x", "message": "y"}}, False),
-        ("/v1/responses", 400, {"error": {"type": "x", "message": "y"}}, True),
-        ("/v1/responses", 400, {"error": {"type": "x", "message": ""}}, False),
-        ("/v1/responses", 503, {"error": {"type": "x", "message": "y"}}, False),
-        ("/r/key/v1/messages?x", 400, {"type": "error", "error": {"type": "x", "message": "y"}}, True),
-    ],
-)
-def test_errors_have_the_shape_of_their_provider(path: str, status: int, body: object, right: bool) -> None:
-    answer = Answer(status, {"content-type": "application/json"}, json.dumps(body).encode(), 0.0)
-    assert (fault(Shot("value", path, b""), answer) == "") is right

@@ -425,6 +425,8 @@ async def test_metrics_of_all_actors_can_be_scraped_while_the_run_goes_on(stage)
             families = {family.name: family for family in text_string_to_metric_families(text)}
             steps = families["agent_rl_step"].samples if "agent_rl_step" in families else ()
             found = {sample.labels["actor"]: sample.value for sample in steps}
+        idle = [await trio.open_tcp_stream("127.0.0.1", port) for _ in range(20)]  # they hold nobody up
+        await idle[0].send_all(b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n")
         for path, method, status in (
             ("/metrics?name[]=x", "GET", 200),
             ("/metrics", "HEAD", 200),
@@ -434,6 +436,8 @@ async def test_metrics_of_all_actors_can_be_scraped_while_the_run_goes_on(stage)
         ):
             found = await trio.to_thread.run_sync(partial(scrape, path, method=method))
             assert (found[0], method == "HEAD" and found[2]) == (status, method == "HEAD" and "")
+        for stream in idle:
+            await stream.aclose()
 
 
 async def test_a_port_for_metrics_that_is_taken_refuses_the_run(stage):
