@@ -22,10 +22,10 @@ from agent_rl.environments.base import TaskError, ToolOutput
 from agent_rl.environments.harness import HarnessOutcome, told_of
 from agent_rl.messages import EnvironmentMessage, Judgement, Problem, Sampling, ToolCallRecord, Transcript
 from agent_rl.rollout.episode import Episode
+from agent_rl_contract import builders
 from examples.adapters.inspect_tasks import InspectTask
 from examples.adapters.openenv_tasks import OpenEnv
 from examples.adapters.verifiers_tasks import Verifiers
-from tests import builders
 from tests.actors.gateway.stand import stand
 from tests.actors.sandbox.running import eventually, is_alive
 from tests.actors.test_mcp_servers import serving

@@ -37,13 +37,14 @@ from agent_rl.messages import (
     Transcript,
     TurnObserved,
 )
+from agent_rl_contract import builders
 from agent_rl_contract.builders import problem, tool_call
 from agent_rl_contract.generator_bench import Talkative
 from examples.quickstart.arithmetic import Arithmetic
-from tests import builders
 from tests.actors.sandboxed import in_the_sandbox
 from tests.actors.test_tool_executor import Ask, asker, executing, serving
 from tests.actors.topologies import micro
+from tests.builders import wanted
 
 HELD = threading.Event()
 
@@ -408,8 +409,8 @@ async def test_an_executor_outlives_judges_observers_and_tools_that_block_it(
     replies: dict[str, JudgementReply] = {}
 
     async def judged(ask: Ask, text: str, number: int) -> None:
-        wanted = replace(builders.wanted("4", "4", f"{text}-{number}"), transcript=Transcript((text,)))
-        replies[wanted.rollout] = await ask(wanted)
+        asked = replace(wanted("4", "4", f"{text}-{number}"), transcript=Transcript((text,)))
+        replies[asked.rollout] = await ask(asked)
 
     async with executing(topology, tmp_path) as stage:
         ask = asker(stage)
