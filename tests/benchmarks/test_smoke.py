@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 import pytest
 
@@ -46,18 +47,15 @@ class Smallest:
     codes: Sequence[int] = (0,)
 
 
-def nothing_lost(prefix: str) -> Callable[[Figures], bool]:
+def nothing_lost(figures: Figures) -> bool:
     """A run has lost, repeated and left nothing, and trained nothing too late."""
-    zero = [f"{prefix}.{name}" for name in ("lost", "repeated", "stale", "left_behind")]
-    return lambda figures: not any(figures[name] for name in zero) and figures[f"{prefix}.balanced"] == 1
+    zero = (figures[f"chaos.{name}"] for name in ("lost", "repeated", "stale", "left_behind"))
+    return not any(zero) and figures["chaos.balanced"] == 1
 
 
-def as_its_twin(prefix: str) -> Callable[[Figures], bool]:
+def as_its_twin(figures: Figures) -> bool:
     """The same, and success is that of the twin to the last bit."""
-    return lambda figures: (
-        nothing_lost(prefix)(figures)
-        and all(figures[f"{prefix}.{share}"] == figures[f"{prefix}.{share}_twin"] for share in SHARES)
-    )
+    return nothing_lost(figures) and all(figures[f"chaos.{each}"] == figures[f"chaos.{each}_twin"] for each in SHARES)
 
 
 CHAOS = ("chaos.faults", "chaos.p95_s", "chaos.p95_heavy_s", "chaos.regenerated_turns_over_in_flight")
@@ -156,13 +154,13 @@ SMALLEST = {
         lambda: skip_without("tc"),
     ),
     "chaos: a few kills": Smallest(
-        ("--scripted", "--faults", "2", "--seed", "1", "--kinds", "kill"), CHAOS, nothing_lost("chaos")
+        ("--scripted", "--faults", "2", "--seed", "1", "--kinds", "kill"), CHAOS, nothing_lost
     ),
     "chaos: every kind": Smallest(
         ("--scripted", "--faults", "10", "--seed", "95"),
         CHAOS,
         lambda figures: (
-            nothing_lost("chaos")(figures)
+            nothing_lost(figures)
             and figures["chaos.faults"] == 10
             and all(  # whoever keeps completed turns lives
                 figures.get(f"chaos.regenerated_turns_over_in_flight_{kind}", 0.0) <= 1.0
@@ -171,34 +169,33 @@ SMALLEST = {
         ),
     ),
     "chaos: beside a twin": Smallest(
-        ("--scripted", "--faults", "20", "--seed", "2", "--twins", "1"), CHAOS, as_its_twin("chaos")
+        ("--scripted", "--faults", "20", "--seed", "2", "--twins", "1"), CHAOS, as_its_twin
     ),
-    "chaos: with a model": Smallest(("--short", "--faults", "5", *FEW_FAULTS), CHAOS, nothing_lost("chaos")),
+    "chaos: with a model": Smallest(("--short", "--faults", "5", *FEW_FAULTS), CHAOS, nothing_lost),
     "chaos: over three hosts": Smallest(
         ("--scripted", "--hosts", "--faults", "10", "--seed", "1"),
         CHAOS,
-        nothing_lost("chaos"),
+        nothing_lost,
         lambda: skip_without("tc"),
     ),
     "chaos: programs of others": Smallest(
         ("--agent", "--faults", "6", "--seed", "3", "--kinds", "kill", "double_kill"),
         (*CHAOS, "harness.kills", "harness.left_behind"),
-        lambda figures: (
-            nothing_lost("chaos")(figures) and figures["harness.lost"] == 0 and figures["harness.rollouts"] >= 240
-        ),
+        lambda figures: nothing_lost(figures) and figures["harness.lost"] == 0 and figures["harness.rollouts"] >= 240,
         lambda: (require("strong"), None if CLIENTS.is_file() else pytest.skip("make .venv-clients/installed")),
     ),
     "chaos: each process once": Smallest(
         ("--each-once",),
         CHAOS,
-        nothing_lost("chaos"),
+        nothing_lost,
         codes=(0, 1),  # one pair of runs does not tell how much success differs without faults
-    ),
-    "swap": Smallest(
-        ("--scripted", "--swaps", "3", "--seeds", "1"), ("swap.pause_p95_s", "swap.changes"), as_its_twin("swap")
     ),
 }
 """By name, which begins with the subject."""
+
+
+def test_each_is_a_benchmark_that_is_there():
+    assert [name for name in SMALLEST if not find_spec(f"benchmarks.bench_{name.partition(':')[0]}")] == []
 
 
 @pytest.mark.slow

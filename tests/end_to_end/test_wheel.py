@@ -137,7 +137,7 @@ def test_a_wheel_runs_its_examples_and_benchmarks_outside_a_clone(elsewhere, tmp
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as packed:
         typed = [name for name in packed.namelist() if name.endswith("/py.typed")]
-    assert sorted(typed) == ["actors/py.typed", "agent_rl/py.typed", "transport/py.typed"]
+    assert sorted(typed) == [f"{each}/py.typed" for each in ("actors", "agent_rl", "agent_rl_contract", "transport")]
     installed = tmp_path / "installed"
     subprocess.run([*pip, "install", "--no-deps", "--target", str(installed), str(wheel)], check=True, timeout=300)
     environment = {**os.environ, "PYTHONPATH": str(installed)}

@@ -81,6 +81,19 @@ def test_the_audit_tells_what_became_of_sampled_tokens(journal: Journal) -> None
         assert fault == f"step 2: 5 tokens were sent to be trained, and {told.trained_tokens} were"
 
 
+def test_right_rollouts_of_evaluated_groups_are_counted_and_such_groups_alone_are_asked_again(journal: Journal) -> None:
+    trained = open_groups(journal, 1)
+    train(journal, 0, trained)
+    asked = open_groups(journal, 3, stage=1, purpose="evaluate_greedy")
+    for group, reward in zip(asked, (1.0, 0.0), strict=False):
+        journal.judge(group, 0, 0, Judgement(reward, success=reward > 0))
+    for group in asked:
+        journal.evaluated(group)
+    assert journal.judged(1) == dict(zip(asked, (1.0, 0.0, 0.0), strict=True))
+    journal.ask_again([asked[0], *trained])
+    assert readable(journal, [*trained, *asked]) == [*trained, *asked[1:]]
+
+
 def test_a_selection_is_recorded_once_and_a_problem_that_is_asked_again_counts_no_more(
     journal: Journal, tmp_path: Path
 ) -> None:

@@ -25,6 +25,7 @@ from agent_rl_contract.builders import evaluated
 
 KINDS = ((0, None, "train"), (0, None, "train"), (0, 5, "evaluate_sampled"), (1, None, "select"), (2, None, "train"))
 WHICH = st.integers(0, 99)
+RESULTS = (Evaluation(0), Evaluation(0, 5), Evaluation(0, 9), Evaluation(1))
 
 
 def judged(reward: float) -> Judgement:
@@ -51,6 +52,8 @@ class Life(RuleBasedStateMachine):
         for number, kind in enumerate(KINDS * 2):
             self.opens(kind=kind)
             self.ends(which=number, sample=0, attempt=0, reward=1.0)
+        for of in RESULTS[:2]:
+            self.has_a_result(of=of, success=0.5)
         self.commits()
 
     def open(self) -> None:
@@ -178,9 +181,7 @@ class Life(RuleBasedStateMachine):
                 for name in step.decided:
                     self.change(name, step=None)
 
-    @rule(
-        of=st.sampled_from([Evaluation(1), Evaluation(2), Evaluation(0, 5), Evaluation(0, 9)]), success=st.floats(0, 1)
-    )
+    @rule(of=st.sampled_from(RESULTS), success=st.floats(0, 1))
     def has_a_result(self, of: Evaluation, success: float) -> None:
         figures = evaluated(success)
         assert self.journal.add_evaluation(of, figures) == (of not in self.results)
