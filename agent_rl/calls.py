@@ -53,7 +53,6 @@ FIELDS: Mapping[str, type[BaseModel]] = {"run": RunTable, "algorithm": Algorithm
 OTHERS = {
     "lr": "learning_rate",
     "num_generations": "samples",
-    "n": "samples",
     "max_completion_length": "max_response_tokens",
     "max_tokens": "max_response_tokens",
     "max_steps": "steps",
