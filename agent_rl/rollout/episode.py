@@ -472,6 +472,7 @@ class Episode:
                 strand = self._placed(turn, turn.place, strands)
             if strand is None:
                 return f"turn {turn.number} has no place"
+            strand.side = turn.place is not None and turn.place.side
             strand.append(turn.written, turn.logprobs, token_by_token(turn.policies), mask=1)
             self._texts.append(self.text_of(turn.written))
             strand.turns.append(len(self._texts))
@@ -501,7 +502,6 @@ class Episode:
         else:
             parent, shared = longest_common(self.strands, given)
             strand = self.branch(parent, shared, given[shared:], turn.policy, place.cause or "rewrite")
-        strand.side = place.side
         strands[place.strand] = strand
         return strand
 

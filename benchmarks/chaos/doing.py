@@ -233,7 +233,7 @@ class Chaos:
                     self.wrong.append(f"{fault}: a class that does not start was taken: {said}")
             case "second":
                 async with trio.open_nursery() as nursery:
-                    nursery.start_soon(self._ask, Change(role, other))
+                    nursery.start_soon(lambda: self._ask(Change(role, other), second=True))  # it may come second
                     await trio.sleep(SECOND_SECONDS)
                     await self._ask(Change(SCALED[1], number=1 + self._numbers.get(SCALED[1], 1) % 3), second=True)
             case "kill_within":
