@@ -148,7 +148,8 @@ def _run(
             rows, found = _problems(given, folder / f"{name}.{key}.jsonl")
             if found:
                 entry["settings"][key] = [rows]
-                _try(reward, found)
+                if not inspect.iscoroutinefunction(reward):
+                    _try(reward, found)
             asked = len(found)
     algorithm = ALGORITHM | ({} if gpus_here() else ON_PROCESSORS) | tables.pop("algorithm")
     algorithm.setdefault("keep", max(2, algorithm["samples"] // 2))
@@ -168,13 +169,13 @@ def _run(
     if file.exists() and not file.read_text(encoding="utf-8").startswith(MADE):
         raise ValueError(f"{file} is there, and no call has made it; give this run another `name`")
     text = MADE + tomli_w.dumps(made)
-    before, trained = _ended(directory) if file.exists() else (None, 0)
-    if before is None or file.read_text(encoding="utf-8") != text:
+    trained = _ended(directory) if file.exists() else None
+    if trained is None or file.read_text(encoding="utf-8") != text:
         with whole(file) as partial:
             partial.write_text(text, encoding="utf-8")
         _start(file)
     run = load_run(directory)
-    if before is not None and sum(1 for _ in run.steps) == trained:
+    if trained is not None and sum(1 for _ in run.steps) == trained:
         say = "had ended, and is read as it is, whatever has changed since in rows, reward or settings"
         print(f"{directory} {say}; to train anew, give another `name`")  # noqa: T201 - to the caller of a script
     return run
@@ -183,8 +184,6 @@ def _run(
 def _try(reward: Reward, problems: Sequence[Problem]) -> None:
     """Ask the reward about an empty answer to the first problem, and to the first one without a gold answer."""
     silent = Transcript(("",))
-    if inspect.iscoroutinefunction(reward):
-        return
     for problem in (problems[0], *[each for each in problems if not each.answer][:1]):
         if judgement(reward(problem, silent), problem, silent, reward).success:
             why = "" if problem.answer else ", which has no `answer`"
@@ -192,13 +191,13 @@ def _try(reward: Reward, problems: Sequence[Problem]) -> None:
             return
 
 
-def _ended(directory: str) -> tuple[Run | None, int]:
-    """The run that is there, if it has ended, and its number of steps."""
+def _ended(directory: str) -> int | None:
+    """The number of steps of the run that is there, if it has ended."""
     try:
         run = load_run(directory)
     except JournalError:
-        return None, 0
-    return (run if run.state == "ended" else None), sum(1 for _ in run.steps)
+        return None
+    return sum(1 for _ in run.steps) if run.state == "ended" else None
 
 
 def _refuse_imports() -> None:
@@ -229,7 +228,7 @@ def _tables(settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _reference(code: Any) -> str:
-    """``module:name`` of a function or class that actors can import. Raises ValueError for another one."""
+    """``module:name`` of what actors can import; a name stays as it is. Raises ValueError for what they cannot."""
     if isinstance(code, str):
         return code
     code = getattr(code, "function", code)  # of a tool

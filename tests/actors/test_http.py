@@ -173,9 +173,13 @@ async def test_a_request_is_known_whole(monkeypatch: pytest.MonkeyPatch) -> None
             assert await said(port, b"") == b"", "a connection without a request is closed"
 
 
-async def test_connections_that_say_nothing_keep_nobody_out() -> None:
-    async with server(echo) as port, AsyncExitStack() as stack:
-        for said_so_far in (b"", b"GET /fi", b"POST /fine HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n1") * 20:
+async def test_connections_that_say_or_read_nothing_keep_nobody_out() -> None:
+    async def respond(request: Request, reply: Reply) -> None:
+        await reply.send(200, b"fine" * (10_000_000 if request.path == "/much" else 1), "text/plain")
+
+    begun = b"", b"GET /fi", b"POST /fine HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n1"
+    async with server(respond) as port, AsyncExitStack() as stack:
+        for said_so_far in (*begun * 20, *[b"GET /much HTTP/1.1\r\nHost: x\r\n\r\n"] * 4):
             stream = await stack.enter_async_context(await trio.open_tcp_stream("127.0.0.1", port))
             await stream.send_all(said_so_far)
         assert (await said(port, FINE))[9:12] == b"200"

@@ -64,7 +64,7 @@ class Stage:
         self.path = folder / "topology.toml"
         self.news = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.news.bind(str(folder / "news"))
-        self.news.settimeout(60)
+        self.news.settimeout(300)  # the machine may be busy
         self.told = []
 
     def command(self, *words, path=None):
