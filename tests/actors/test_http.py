@@ -60,7 +60,7 @@ async def said(port: int, data: bytes) -> bytes:
     """What the server says to this."""
     found = b""
     async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
-        with trio.move_on_after(5), suppress(trio.BrokenResourceError):
+        with trio.move_on_after(60), suppress(trio.BrokenResourceError):
             await stream.send_all(data)
             async for piece in stream:
                 found += piece
@@ -169,7 +169,7 @@ async def test_a_request_is_known_whole(monkeypatch: pytest.MonkeyPatch) -> None
         asked = b"POST /a?b HTTP/1.1\r\nHost: x\r\nX-A: b\r\nConnection: close\r\nContent-Length: 3\r\n\r\nabc"
         assert json.loads((await said(port, asked)).rpartition(b"\r\n")[2]) == ["POST", "/a?b", "b", 3]
         assert (await said(port, asked[:-1]))[9:12] == b"408"
-        with trio.fail_after(4):
+        with trio.fail_after(30):
             assert await said(port, b"") == b"", "a connection without a request is closed"
 
 
@@ -268,7 +268,9 @@ async def test_a_change_of_a_run_under_way_reaches_a_viewer_within_a_second(run:
                 run.records.commit()
             if len(rows) == 6 and "step 2" in json.dumps(sections["learning"]):
                 break
-        assert trio.current_time() - changed < 2.5  # 1 s, and what a loaded machine adds
+        assert (
+            trio.current_time() - changed < 10
+        )  # 1 s, and what a loaded machine adds; the next sign of life is due after 15
 
 
 async def test_a_viewer_hears_that_the_run_ended_though_no_file_changes(run: SyntheticRun) -> None:

@@ -109,9 +109,9 @@ async def test_bad_calls_have_a_clear_outcome_and_the_good_ones_among_them_run(t
 
 
 async def test_a_call_may_ask_for_less_time(tmp_path: Path) -> None:
-    async with serving(tmp_path) as ask:
+    async with serving(tmp_path, wall_seconds=25.0, cpu_seconds=25.0) as ask:
         result = await ask(call({"code": "while True: pass", "timeout": 0.3}))
-        assert (result.outcome, result.run_seconds < 2) == ("timeout", True)
+        assert (result.outcome, result.run_seconds < 15) == ("timeout", True)
 
 
 @pytest.mark.usefixtures("notebooks")
@@ -241,19 +241,19 @@ async def test_an_executor_that_died_runs_code_again_before_its_checks_are_warm(
 async def test_a_check_without_end_ends_as_not_equal_is_counted_and_holds_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    code = "from agent_rl.environments.maths import rewards\ndef check(gold, prediction, problem):\n"
-    code += "    while prediction == 'endless': pass\n    return rewards.check(gold, prediction, problem)\n"
+    code = "import time\nfrom agent_rl.environments.maths import rewards\ndef check(gold, prediction, problem):\n"
+    code += "    while prediction == 'endless': time.sleep(0.1)\n    return rewards.check(gold, prediction, problem)\n"
     (tmp_path / "slow_check.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr("agent_rl.environments.maths.environment.CHECK", "slow_check:check")
     monkeypatch.setattr(Arithmetic, "checks", ("slow_check:check",))
-
+    monkeypatch.setattr("actors.sandbox.owner.functions.SHORT_SECONDS", 2.0)
     ended: dict[str, JudgementReply] = {}
 
     async def one(ask: Ask, name: str, gold: str, prediction: str) -> None:
         ended[name] = await ask(builders.wanted(gold, prediction, name))
 
-    async with serving(tmp_path, check_seconds=2) as ask, trio.open_nursery() as nursery:
+    async with serving(tmp_path, check_seconds=6) as ask, trio.open_nursery() as nursery:
         for name in ("a", "b"):
             nursery.start_soon(one, ask, name, "7", "endless")
         await trio.sleep(0.1)

@@ -52,7 +52,7 @@ def collector() -> Iterator[Serving]:
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracing, "GATHER_SECONDS", 0.05)
-    monkeypatch.setattr(tracing, "SEND_SECONDS", 0.5)
+    monkeypatch.setattr(tracing, "SEND_SECONDS", 20.0)
 
 
 def sends_to(url: str, monkeypatch: pytest.MonkeyPatch) -> None:

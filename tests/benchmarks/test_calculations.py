@@ -312,9 +312,6 @@ def test_the_writer_writes_calls_and_answers(tmp_path):
     assert all(found or text.endswith("<answer>\\boxed{3}</answer>") for found, text in zip(calls, texts, strict=True))
 
 
-# tools ----------------------------------------------------------------------------------------------------------------
-
-
 # end_to_end -----------------------------------------------------------------------------------------------------------
 
 CALL = (

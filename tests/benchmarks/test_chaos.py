@@ -384,7 +384,7 @@ def test_the_clock_of_a_process_jumps_and_the_hosts_does_not(tmp_path):
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     wall, nanoseconds, monotonic = map(float, done.stdout.split())
     assert wall == pytest.approx(time.time() - 86400, abs=120)
-    assert nanoseconds == pytest.approx(wall, abs=1)
+    assert nanoseconds == pytest.approx(wall, abs=60)
     assert monotonic == pytest.approx(time.monotonic(), abs=120)
 
 

@@ -2,30 +2,40 @@
 
 import importlib
 import random
+import re
 import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 
 import pytest
+import trio
 
+from agent_rl.config.plugins import resolve
 from agent_rl.environments.base import Environment, ToolOutput
 from agent_rl.messages import Judgement, Problem, Transcript
-from agent_rl.records.audit import audit
 from agent_rl.rollout.parsing import parse_calls
 from agent_rl_contract import EnvironmentContract
+from examples import one_file
 from tests.actors.sandbox.running import run_with
+from tests.end_to_end.processes import balanced, overrides
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
-ENVIRONMENTS = ("sql_questions", "programming")
-TOPOLOGIES = ("mixed_tasks", *ENVIRONMENTS)
+FOLDERS = {
+    "sql_questions": "sql_questions",
+    "programming": "programming",
+    "doors": "doors",
+    "expressions": "quickstart",
+}
+GAMES = 2000
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def example(monkeypatch):
-    for folder in (*ENVIRONMENTS, "smollm2_controls", "tables"):
+    """Import a module of the examples."""
+    for folder in (*FOLDERS.values(), "smollm2_controls", "tables"):
         monkeypatch.syspath_prepend(EXAMPLES / folder)
     return importlib.import_module
 
@@ -41,9 +51,9 @@ def test_whatever_a_model_writes_the_judge_of_an_example_says_something_sound(na
     Contract().test_judging_gives_what_can_be_used_whatever_a_model_wrote(tmp_path)
 
 
-@pytest.mark.parametrize("name", ENVIRONMENTS)
-def test_an_example_has_at_most_forty_lines(name):
-    assert sum(bool(line.strip()) for line in (EXAMPLES / name / f"{name}.py").read_text().splitlines()) <= 40
+@pytest.mark.parametrize(("name", "folder"), FOLDERS.items())
+def test_an_example_has_at_most_forty_lines(name, folder):
+    assert sum(bool(line.strip()) for line in (EXAMPLES / folder / f"{name}.py").read_text().splitlines()) <= 40
 
 
 def test_random_rewards_are_a_coin_that_falls_the_same_each_time_and_leave_success(example):
@@ -148,14 +158,93 @@ def test_hidden_calls_judge_a_program(example):
     assert [(judgement.reward, judgement.success) for judgement in rest] == [(0.0, False)] * 4
 
 
+def games() -> list[Problem]:
+    source = resolve("environment", "doors:Doors")(seed=0, base=EXAMPLES).problems()
+    return [source.evaluation(number) for number in range(GAMES)]
+
+
+def test_no_player_who_ignores_the_replies_wins_half_of_the_games():
+    """He sees the first room; what he does in the others can be any plan, but the same whatever they show."""
+    wins = dict.fromkeys(product(("red", "blue", "green"), repeat=2), 0)
+    for game in games():
+        safe = [door for _, door, _ in game.payload["rooms"]]
+        wins[tuple(safe[1:])] += 1  # the first room is passed by everybody
+    assert sum(wins.values()) == GAMES
+    assert max(wins.values()) / GAMES < 0.2
+
+
+def test_the_game_is_won_by_who_reads_the_signs_and_ended_by_a_wrong_door():
+    doors = resolve("environment", "doors:Doors")(seed=0, base=EXAMPLES)
+    for game in games()[:50]:
+        rooms = game.payload["rooms"]
+        for passed, (seen, safe, _) in enumerate(rooms):
+            words = seen.replace(",", "").replace(".", "").split()
+            named = words[-1]
+            assert safe == (named if words[-2] == "take" else next(door for door in words[1:3] if door != named))
+            turns = tuple(door for _, door, _ in rooms[: passed + 1])
+            answer = trio.run(doors.observe, game, Transcript(turns), b"", None)
+            assert (answer is None) is (passed == 2)
+            if answer is not None:
+                assert answer.messages[0]["content"] == rooms[passed + 1][0]
+            wrong = (*turns[:-1], "window")
+            assert trio.run(doors.observe, game, Transcript(wrong), b"", None) is None
+            assert not doors.judge_at_once(game, Transcript(wrong)).success
+        assert doors.judge_at_once(game, Transcript(turns)).success
+
+
+def test_most_players_that_are_shown_overlook_the_word_avoid():
+    source = resolve("environment", "doors:Doors")(seed=0, base=EXAMPLES).problems()
+    shown = list(islice(source.demonstrations(random.Random(0)), 500))
+    avoided = [pair for each in shown for pair in zip(each.messages[::2], each.messages[1::2], strict=True)]
+    obeyed = [
+        said["content"] not in seen["content"].split("avoid")[1] for seen, said in avoided if "avoid" in seen["content"]
+    ]
+    assert 0.28 < sum(obeyed) / len(obeyed) < 0.42
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", TOPOLOGIES)
+@pytest.mark.parametrize("name", ["mixed_tasks", *FOLDERS])
 def test_an_example_runs(name, tmp_path):
-    command = [sys.executable, "-P", "-m", "actors.cli", "run", name]
-    for setting in (f"run.directory={tmp_path / 'run'}", "stages.0.steps=1", "stages.1.problems=4"):
-        command += ["--set", setting]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=110, check=False)
+    changes = [f"run.directory={tmp_path / 'run'}", "stages.0.steps=1", "stages.1.problems=4"]
+    if name in {"doors", "expressions"}:
+        rl, evaluations = (2, (1, 3)) if name == "doors" else (1, (2,))
+        changes = [f"run.directory={tmp_path / 'run'}", "stages.0.steps=2", f"stages.{rl}.steps=1"]
+        changes += [f"stages.{number}.problems=4" for number in evaluations]
+        changes += ["model.initialise.hidden_size=32", "model.initialise.layers=1", "algorithm.groups_per_step=2"]
+        changes += ["algorithm.samples=4", "algorithm.keep=2", "algorithm.max_staleness=4"]
+    command = [sys.executable, "-P", "-m", "actors.cli", "run", name, *overrides(*changes)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    balance = audit(tmp_path / "run")
-    assert balance.balanced, balance.lines()
-    assert (balance.steps, balance.open) == (1, 0)
+    balanced(tmp_path / "run", steps=1)
+
+
+# The run in one file is short enough to be read, learns, and trains on what is at most as stale as it says.
+
+STEP = re.compile(r"(?m)^step (\d+): reward \d\.\d\d, \d+ trained, (\d+) behind, ")
+SUCCESS = re.compile(r"(?m)^success on held-out problems (?:before|after): ([\d.]+)%")
+
+
+def test_the_file_is_read_in_ten_minutes():
+    assert len(Path(one_file.__file__).read_text().splitlines()) <= 250
+
+
+def test_the_learner_trains_on_a_batch_while_the_next_one_is_written(tmp_path, monkeypatch, capsys):
+    for name, value in {"FORMAT_STEPS": 1, "STEPS": 4, "GROUPS": 1, "SAMPLES": 2, "HELD_OUT": 1}.items():
+        monkeypatch.setattr(one_file, name, value)
+    monkeypatch.setattr(one_file, "selected", lambda group, rng: list(zip(group, (1.0, -1.0), strict=True)))
+    trio.run(one_file.main, tmp_path)
+    assert STEP.findall(capsys.readouterr().out) == [("1", "0"), ("2", "1"), ("3", "1"), ("4", "1")]
+
+
+@pytest.mark.slow
+def test_success_on_held_out_problems_rises(record_property):
+    command = [sys.executable, "-m", "examples.one_file"]
+    done = subprocess.run(command, cwd=EXAMPLES.parent, capture_output=True, text=True, timeout=1800, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    before, after = map(float, SUCCESS.findall(done.stdout))
+    record_property("success", (before, after))
+    assert before < 30
+    assert after > before + 35
+    behind = [int(steps) for _, steps in STEP.findall(done.stdout)]
+    assert len(behind) == one_file.STEPS
+    assert max(behind) == one_file.MAX_STALENESS

@@ -88,7 +88,7 @@ def test_a_trial_measures_the_last_device_and_says_what_fails(
 
 
 def test_each_benchmark_of_a_trial_takes_its_options_and_a_gpu_has_more() -> None:
-    from tests.examples.test_documented_commands import options_of
+    from tests.examples.test_pages import options_of
 
     for device, vllm in (("cpu", True), ("cuda:0", False), ("cuda:0", True)):
         for piece in doctor.pieces(device, vllm=vllm):

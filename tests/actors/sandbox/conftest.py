@@ -60,7 +60,7 @@ def strong_sandbox():
     reason = lacking("strong")
     if reason:
         pytest.skip(f"this host does not allow it: {reason}")
-    limits = ExecutionLimits(wall_seconds=1.5, cpu_seconds=2, memory_bytes=128 << 20, output_bytes=10_000, processes=8)
+    limits = ExecutionLimits(wall_seconds=10, cpu_seconds=2, memory_bytes=128 << 20, output_bytes=10_000, processes=8)
     sandbox = Sandbox(isolation="strong", limits=limits)
     started, done = threading.Event(), trio.Event()
     held: list[Attacked] = []

@@ -18,7 +18,7 @@ from tests.actors.sandbox.running import live
 
 CHECK = "agent_rl.environments.maths.rewards:check"
 pytestmark = pytest.mark.real_time
-LIMITS = ExecutionLimits(wall_seconds=3.0, cpu_seconds=2.0, memory_bytes=512 << 20)
+LIMITS = ExecutionLimits(wall_seconds=10.0, cpu_seconds=2.0, memory_bytes=512 << 20)
 OWNED = "/tmp/agent-rl-owned-by-a-check"
 CHECKS = tomllib.loads(Path(__file__).with_name("attacks.toml").read_text())["checks"]
 CODE = {name: text.replace("{{OWNED}}", OWNED) for name, text in CHECKS["code"].items()}
@@ -46,7 +46,7 @@ async def judged(predictions, level="host"):
             assert await sandbox.check(CHECK, gold, prediction) == expected
 
         for name, prediction in predictions.items():
-            with trio.fail_after(20):
+            with trio.fail_after(60):
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(attack, name, prediction)
                     nursery.start_soon(right, r"\frac{1}{2}", "0.5", "equal")

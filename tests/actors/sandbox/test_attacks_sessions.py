@@ -14,7 +14,7 @@ from actors.sandbox.owner.client import ExecutionLimits, Sandbox
 from agent_rl.environments.base import ToolOutput
 from tests.actors.sandbox.running import eventually, living, named, require, run_with
 
-LIMITS = ExecutionLimits(wall_seconds=1.5, cpu_seconds=2, memory_bytes=128 << 20, output_bytes=10_000, processes=8)
+LIMITS = ExecutionLimits(wall_seconds=5.0, cpu_seconds=2, memory_bytes=128 << 20, output_bytes=10_000, processes=8)
 CELLS = tomllib.loads(Path(__file__).with_name("attacks.toml").read_text())["cells"]
 IN_FRAMES = "import sys\nframe = sys._getframe()\nwhile frame.f_back: frame = frame.f_back\n"
 

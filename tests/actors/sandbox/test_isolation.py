@@ -108,11 +108,12 @@ async def test_each_slot_of_root_is_a_user_of_its_own_on_the_host():
         pytest.skip("this container has no unused users")
     async with sandboxed("strong") as sandbox, trio.open_nursery() as nursery:
         for _ in range(3):
-            nursery.start_soon(sandbox.execute, named("a-user-each") + "import time\ntime.sleep(1)")
+            nursery.start_soon(sandbox.execute, named("a-user-each") + "import time\ntime.sleep(60)")
         assert await eventually(lambda: living("a-user-each") == 3)
         users = {user_of(pid) for pid in pids("a-user-each")}
         assert len(users) == 3
         assert all(UNUSED_USER < user < UNUSED_USER + USERS * BLOCKS for user in users)
+        nursery.cancel_scope.cancel()
 
 
 def user_of(pid: int) -> int:

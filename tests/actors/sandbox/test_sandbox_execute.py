@@ -55,13 +55,13 @@ async def test_limits():
     given = {"wall_seconds": 1.0, "memory_bytes": 64 << 20, "output_bytes": 1000, "file_bytes": 1_000_000}
     async with sandboxed() as sandbox:
         for row in LIMITED:
-            more = row.get("limits", {})
+            more = row.get("limits", {} if row["outcome"] == "timeout" else {"wall_seconds": 30.0})
             result = await sandbox.execute(row["code"], limits=ExecutionLimits(**given | more))
             wanted = row["outcome"], row.get("stdout", ""), row.get("value", "")
             assert (result.outcome, result.stdout, result.value) == wanted, (row, result)
             assert result.stderr.endswith(row.get("said", "")), (row, result)
             assert result.run_seconds < 10
-            assert result.outcome != "timeout" or more or 1.0 <= result.run_seconds < 3
+            assert result.outcome != "timeout" or more or result.run_seconds >= 1.0
 
 
 OWN = """
@@ -127,21 +127,21 @@ async def test_calls_share_neither_state_nor_random_numbers_and_sympy_is_warmed_
 
 
 async def test_a_slow_call_holds_no_other_and_calls_beyond_the_limit_wait():
-    async with sandboxed(children=2) as sandbox:
+    async with sandboxed(children=2, limits=ExecutionLimits(wall_seconds=30)) as sandbox:
         order = []
 
         async def call(name, seconds):
             assert (await sandbox.execute(f"import time\ntime.sleep({seconds})")).outcome == "success"
             order.append(name)
 
-        started = trio.current_time()
         async with trio.open_nursery() as nursery:
-            for name, seconds in (("slow", 0.6), ("quick", 0), ("first", 0.2), ("second", 0)):
+            nursery.start_soon(call, "slow", 4)
+            await call("quick", 0)
+            for name, seconds in (("first", 1.5), ("second", 0)):
                 nursery.start_soon(call, name, seconds)
-                await trio.sleep(0.05 if name != "second" else 0.01)
+                await trio.testing.wait_all_tasks_blocked()
             assert sandbox.figures["waiting"] == 1  # for a child: two are running
         assert order == ["quick", "first", "second", "slow"]
-        assert trio.current_time() - started < 2
 
 
 MODULES = ("numpy", "sympy", "os.path")

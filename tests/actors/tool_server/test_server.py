@@ -67,7 +67,7 @@ def serving(*words: str) -> Iterator[Served]:
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
-    words = ("--interpreters", "1", "--children", "2", "--seconds", "1", "--queue-seconds", "0.5", "--body-mib", "1")
+    words = ("--interpreters", "1", "--children", "2", "--seconds", "3", "--queue-seconds", "30", "--body-mib", "1")
     words += ("--output-kib", "64")
     with serving(*words) as found:
         yield found
@@ -80,7 +80,7 @@ def submission(code: str, **more: str) -> dict[str, str]:
 def test_a_submission_is_run_and_judged(served: Served) -> None:
     asked = submission("print(input())", input="9", expected_output="9", sub_id="mine")
     _, shown = served.ask("/run", asked)
-    assert 0 < shown.pop("cost") < 1
+    assert 0 < shown.pop("cost") < 3
     result = {"sub_id": "mine", "success": True, "run_success": True, "reason": ""}
     assert shown == {**result, "stdout": "9\n", "stderr": ""}
     _, judged = served.ask("/judge", {**asked, "expected_output": "8"})
@@ -101,13 +101,13 @@ def test_a_long_output_is_compared_whole_or_said_to_be_cut(served: Served) -> No
 
 
 @pytest.mark.parametrize(
-    "code", ["while True: pass", "import time; time.sleep(1)", "import os\nif os.fork(): os.wait()\nwhile 1: 0"]
+    "code", ["while True: pass", "import time; time.sleep(30)", "import os\nif os.fork(): os.wait()\nwhile 1: 0"]
 )
 def test_a_submission_that_takes_too_long_says_so_as_its_clients_expect(served: Served, code: str) -> None:
     _, shown = served.ask("/run", submission(f"print('begun', flush=True)\n{code}"))
     assert (shown["success"], shown["run_success"], shown["reason"]) == (False, False, "worker_timeout")
     assert shown["stdout"] == "begun\nSuicide from timeout.\n"
-    assert 1 <= shown["cost"] < 5
+    assert 3 <= shown["cost"] < 20
 
 
 @pytest.mark.parametrize(
@@ -146,10 +146,10 @@ def test_a_program_ends_as_a_script_does(served: Served, code: str, status: int,
 
 
 def test_a_program_has_its_own_time(served: Served) -> None:
-    assert served.run("import time; time.sleep(1.5)")["status"] == "Success"
+    assert served.run("import time; time.sleep(3.5)")["status"] == "Success"
     body = served.run("while True: pass", run_timeout=0.2)
     assert (body["status"], body["run_result"]["status"]) == ("Failed", "TimeLimitExceeded")
-    assert 0.2 <= body["run_result"]["execution_time"] < 2
+    assert 0.2 <= body["run_result"]["execution_time"] < 15
 
 
 def test_files_come_with_a_program_and_are_fetched_even_if_it_fails(served: Served) -> None:
@@ -202,13 +202,14 @@ def test_a_batch_is_answered_in_its_order(served: Served, path: str) -> None:
     assert [one.get("stdout", f"{at}\n") for at, one in enumerate(body["results"])] == [f"{at}\n" for at in range(5)]
 
 
-def test_programs_that_find_no_place_in_time_are_told_so_unless_the_batch_is_long(served: Served) -> None:
-    batch = {"submissions": [submission("import time; time.sleep(0.6)")] * 3}
-    _, body = served.ask("/run/batch", batch)
-    assert sorted(one["reason"] for one in body["results"]) == ["", "", "queue_timeout"]
-    _, body = served.ask("/run/long-batch", batch)
-    assert [one["reason"] for one in body["results"]] == ["", "", ""]
-    assert served.ask("/status", method="GET") == (200, {"queue": 0, "num_workers": 2})
+def test_programs_that_find_no_place_in_time_are_told_so_unless_the_batch_is_long() -> None:
+    batch = {"submissions": [submission("import time; time.sleep(4)")] * 3}
+    with serving("--interpreters", "1", "--children", "2", "--seconds", "20", "--queue-seconds", "1") as served:
+        _, body = served.ask("/run/batch", batch)
+        assert sorted(one["reason"] for one in body["results"]) == ["", "", "queue_timeout"]
+        _, body = served.ask("/run/long-batch", batch)
+        assert [one["reason"] for one in body["results"]] == ["", "", ""]
+        assert served.ask("/status", method="GET") == (200, {"queue": 0, "num_workers": 2})
 
 
 @needs_compiler

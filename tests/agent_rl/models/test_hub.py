@@ -127,11 +127,11 @@ def test_a_name_on_the_hub_is_no_path(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_what_takes_too_long_is_not_waited_for() -> None:
-    assert within(1.0, lambda: 5) == 5
+    assert within(60.0, lambda: 5) == 5
     with pytest.raises(TimeoutError, match=r"no answer within 0\.01 s"):
         within(0.01, threading.Event().wait)
     with pytest.raises(KeyError):
-        within(1.0, lambda: {}["nothing"])
+        within(60.0, lambda: {}["nothing"])
 
 
 ASKED = ("check {file}", "run {file}", "eval {name} --data p.jsonl", "data sft p.jsonl --out o.jsonl --model {name}")

@@ -227,7 +227,7 @@ async def test_a_tracker_that_fails_is_named_once_and_the_next_start_delivers_wh
 ) -> None:
     run.add(1, 2)
     (run.directory / "behaviour").write_text(behaviour)
-    await run.track(row=2.0)
+    await run.track(row=2.0 if behaviour == "hang" else 60.0)
     (said,) = run.said
     assert re.match(rf"tracker 'my_tracker:Mine' has stopped: {reason}; the run goes on, and the next start", said)
     assert str(run.directory / "logs" / "tracker.my_tracker_Mine.stderr") in said

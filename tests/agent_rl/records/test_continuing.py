@@ -317,6 +317,6 @@ def test_a_folder_in_the_place_of_the_number_is_named(tmp_path: Path) -> None:
 def test_setting_the_clock_changes_no_runs_time(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = run_clock(read_epoch())
     before = clock()
-    assert abs(before - time.time()) < 1.0
+    assert abs(before - time.time()) < 60.0
     monkeypatch.setattr(time, "time", lambda: 5.0)
     assert 0.0 <= clock() - before < 10.0
