@@ -13,6 +13,7 @@ from actors.cli.main import main
 from agent_rl.environments.harness import REST
 from examples.entropy.entropy import study
 from tests.actors.gateway.stand import free_port
+from tests.actors.sandbox.running import living, named
 from tests.end_to_end import agent
 from tests.end_to_end.processes import (
     alive,
@@ -99,9 +100,10 @@ def test_killed_an_actor_costs_the_turn_under_way_and_leaves_no_program(tmp_path
 def test_a_program_whose_gateway_is_killed_is_not_at_fault(tmp_path: Path) -> None:
     """The program repeats nothing: it fails wherever a connection breaks."""
     path, directory = write_half_right(tmp_path, steps=6)
-    words = "[agent.ask([{'role': 'user', 'content': sys.argv[2]}] * (n + 1)) and time.sleep(0.2) for n in range(4)]"
-    program = f"import sys, time; sys.path.insert(0, sys.argv[1]); import agent; {words}"
-    command = [sys.executable, "-c", program, str(Path(agent.__file__).parent), "{prompt}"]
+    ask = "agent.ask([{'role': 'user', 'content': sys.argv[2]}] * (n + 1))"
+    words = f"import sys, time; sys.path.insert(0, sys.argv[1]); import agent; n = 0; {ask}\n{named('has-asked')}"
+    words += f"for n in range(1, 5): {ask} and time.sleep(0.2)"
+    command = [sys.executable, "-c", words, str(Path(agent.__file__).parent), "{prompt}"]
     process = start(
         path,
         'run.keep_trajectories="all"',
@@ -110,18 +112,16 @@ def test_a_program_whose_gateway_is_killed_is_not_at_fault(tmp_path: Path) -> No
         "stages.0.max_turns=8",
         "stages.0.max_response_tokens=220",
     )
-    for steps in (1, 2, 4):  # at one of them a program asks
-        wait_for(lambda steps=steps: steps_trained(directory) >= steps, "a step")
+    for steps in (1, 2, 4):  # one that has asked asks again before the next gateway listens
+        wait_for(lambda steps=steps: steps_trained(directory) >= steps and living("has-asked"), "one")
         signal_actor(path, "gateway.0")
     finish(process)
     balanced(directory, steps=6)
     assert main(["export", str(directory)]) == 0
-    found = rows(directory / "trajectories.jsonl")
-    said = [reply for row in found if row["kept"] for reply in row["transcript"]["replies"]]
-    ends = [json.loads(reply["content"])["status"] for reply in said if reply["role"] == REST]
-    assert set(ends) == {"status 0"}
-    log = "".join(each.read_text() for each in (directory / "logs").iterdir())
-    assert "a program is started again" in log
+    kept = [row["transcript"] for row in rows(directory / "trajectories.jsonl") if row["kept"]]
+    said = [reply for transcript in kept for reply in transcript["replies"] if reply["role"] == REST]
+    assert {json.loads(reply["content"])["status"] for reply in said} == {"status 0"}
+    assert "a program is started again" in "".join(each.read_text() for each in (directory / "logs").iterdir())
 
 
 @pytest.mark.slow
