@@ -103,15 +103,15 @@ class Network:
 
     async def fetch_all(self, lose: dict[str, float] | None = None) -> float:
         """Seconds until every host that is left has the policy. ``lose``: hosts, and when each ends."""
-        began = trio.current_time()
-        async with trio.open_nursery() as nursery:
+        async with trio.open_nursery() as nursery:  # the clock begins at 0
+            nursery.cancel_scope.deadline = 1000.0  # hosts that fetch in a circle would never end
             for name in self.hosts:
                 nursery.start_soon(self.fetch, name)
             for name, when in (lose or {}).items():
-                await trio.sleep_until(began + when)
+                await trio.sleep_until(when)
                 self.lost[name].set()
         assert self.hosts.keys() - self.done.keys() == set(lose or {})
-        return max(self.done.values()) - began
+        return max(self.done.values())
 
 
 def seconds_of(network: Network, lose: dict[str, float] | None = None) -> float:
