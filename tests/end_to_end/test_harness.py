@@ -112,8 +112,8 @@ def test_a_program_whose_gateway_is_killed_is_not_at_fault(tmp_path: Path) -> No
         "stages.0.max_turns=8",
         "stages.0.max_response_tokens=220",
     )
-    for steps in (1, 2, 4):  # one that has asked asks again before the next gateway listens
-        wait_for(lambda steps=steps: steps_trained(directory) >= steps and living("has-asked"), "one")
+    for step in (1, 2, 4):  # one that has asked asks again before the next gateway listens
+        wait_for(lambda step=step: steps_trained(directory) >= step and living("has-asked"), "a program that asks")
         signal_actor(path, "gateway.0")
     finish(process)
     balanced(directory, steps=6)

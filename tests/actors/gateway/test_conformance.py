@@ -113,8 +113,8 @@ async def test_our_gateway_passes_every_trap(tmp_path: Path, template: str, prom
             )
 
         results = await trio.to_thread.run_sync(checks)
-        if late := {each.check for each in results if each.outcome == "failed" and each.trap == 23}:  # of time
-            again = await trio.to_thread.run_sync(checks, late)  # a machine that stood still looks like a fault
+        if late := {each.check for each in results if each.outcome == "failed" and each.trap == 23}:
+            again = await trio.to_thread.run_sync(checks, late)  # it is about time: a stall looks like a fault
             results = [each for each in results if each.check not in late] + again
         nursery.cancel_scope.cancel()
     passed = sum(each.outcome == "passed" for each in results)

@@ -43,9 +43,9 @@ class ExecutorContract(RoleContract):
     """Tool, arguments, and what must stand in stdout or value."""
     endless: ClassVar[tuple[str, dict[str, Any]] | None] = (PYTHON_TOOL, {"code": "while True: pass"})
     """A call that would never end; None where no tool can be kept busy, and the test of its deadline is skipped."""
-    settings: ClassVar[dict[str, Any]] = {"wall_seconds": 20.0, "cpu_seconds": 2.0}
+    settings: ClassVar[dict[str, Any]] = {"wall_seconds": 8.0, "cpu_seconds": 2.0}
     deadline_seconds: ClassVar[float] = 2.0
-    """When an endless call has to be over, in processor time by these settings; a busy machine is given ten times as much."""
+    """An endless call is over after so much processor time. A busy machine is given ten times as much wall time."""
 
     def make_clock(self) -> None:
         """Real time."""
