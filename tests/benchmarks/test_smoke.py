@@ -153,9 +153,6 @@ SMALLEST = {
         lambda figures: figures["weights_sent_3"] <= 2,  # hosts pass parts on
         lambda: skip_without("tc"),
     ),
-    "chaos: a few kills": Smallest(
-        ("--scripted", "--faults", "2", "--seed", "1", "--kinds", "kill"), CHAOS, nothing_lost
-    ),
     "chaos: every kind": Smallest(
         ("--scripted", "--faults", "10", "--seed", "95"),
         CHAOS,

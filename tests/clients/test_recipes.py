@@ -11,14 +11,13 @@ import pytest
 from actors.cli.main import main
 from actors.engines.base import Engine
 from actors.rollout_generator import RolloutGenerator
-from agent_rl.config.topology import InitialiseModel
-from agent_rl.learning.tiny import initialise_model
 from agent_rl.messages import PolicyVersion, RolloutRequest
 from agent_rl.rollout.episode import Episode
 from tests.actors.gateway.stand import free_port
 from tests.clients.test_clients import BASH, ENVIRONMENT, FINAL
 from tests.end_to_end.faulty import AnyWeights
 from tests.end_to_end.processes import finish, rows, start
+from tests.end_to_end.topologies import write_model
 
 RECIPE = Path(__file__).parents[2] / "examples" / "agents" / "agents.toml"
 LENGTH = 200_000
@@ -85,16 +84,14 @@ def test_agents_of_others_write_the_rollouts_of_a_run_and_are_judged(tmp_path, n
     environments = [each for each in tomllib.loads(RECIPE.read_text())["environments"] if each["name"] in names]
     for each in environments:
         each["harness"]["isolation"] = "strong"
-    spec = InitialiseModel(hidden_size=32, layers=1, heads=2, kv_heads=1, head_dim=16, mlp_size=32, max_length=LENGTH)
-    initialise_model(spec, tmp_path / "model", 0)
-    directory = tmp_path / "run"
+    model, directory = write_model(tmp_path, max_length=LENGTH), tmp_path / "run"
     finish(
         start(
             RECIPE,
             f'run.directory="{directory}"',
             'run.keep_trajectories="all"',
             "hosts.local.gpus=0",
-            f'model.path="{tmp_path / "model"}"',
+            f'model.path="{model}"',
             'model.dtype="float32"',
             f"algorithm.groups_per_step={len(names)}",
             "algorithm.samples=2",

@@ -3,8 +3,6 @@
 With a second argument it asks several times, slowly, and repeats what a lost gateway did not answer.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,9 +1,8 @@
 """Substitutes for real runs of tests: half the answers right, a loss that fails, turns that always call a tool."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -175,3 +174,14 @@ def groups_given(directory: Path) -> dict[int, list[TrainingGroup]]:
         ]
         for folder in sorted((directory / "given").iterdir())
     }
+
+
+async def branching(problem: Any, model: Any, tools: Any) -> None:
+    """A loop whose rollouts are trees: a helper, two turns at once, a history that is rewritten."""
+    asked = [{"role": "user", "content": problem.text}]
+    said = await model(asked, max_tokens=6)
+    helper = model.branch()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(partial(model, asked, max_tokens=6))
+        nursery.start_soon(partial(helper, [{"role": "user", "content": "Help."}], max_tokens=6))
+    await model([*asked, {"role": "assistant", "content": f"I said {said}"}, {"role": "user", "content": "Sure?"}])

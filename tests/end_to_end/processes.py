@@ -1,7 +1,5 @@
 """Real runs for tests: start one, wait for it, look at what it started."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -14,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import pytest
 
@@ -70,50 +68,22 @@ def start(path: Path, *settings: str, host: str = "", **environment: str) -> sub
     """Start ``agent-rl run``, or one host of it, with these settings over the topology's."""
     words = [sys.executable, "-m", "actors.cli", "run", str(path), *overrides(*settings)]
     words += ["--host", host] if host else []
-    return subprocess.Popen(
-        words,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        env=os.environ | environment,
-    )
+    return in_background(words, env=os.environ | environment)
+
+
+STARTED: list[subprocess.Popen[str]] = []
+"""What a test has started: it is ended with the test."""
+
+
+def in_background(words: list[str], **more: Any) -> subprocess.Popen[str]:
+    """Start a command in a session of its own."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    STARTED.append(subprocess.Popen(words, **pipes, start_new_session=True, **more))
+    return STARTED[-1]
 
 
 PIDS = re.compile(r"(?<![0-9A-Za-z])\d+(?![0-9A-Za-z])")
 """Numbers of processes in names of shared memory; those of other runs hold such digits by chance."""
-
-
-class Traces:
-    """What a run may leave behind: processes, files in ``temporary``, shared memory. ``look`` at it while it runs."""
-
-    def __init__(self, path: Path, temporary: Path) -> None:
-        self.temporary = temporary
-        self._path = path
-        self._shared = self._shared_memory()
-        self._everyone: set[int] = set()
-        self.sockets: set[str] = set()
-
-    def look(self, process: subprocess.Popen[str]) -> None:
-        self._everyone |= family(process.pid)
-        self.sockets |= {path.name for path in self.temporary.rglob("*") if path.is_socket()}
-
-    def assert_none(self) -> None:
-        assert len(self._everyone) >= 9  # the supervisor, its janitor, five actors, the executor's interpreters
-        assert len(self.sockets) >= 6
-        wait_for(lambda: not alive(self._everyone), "every process to end")
-        assert processes_of(self._path) == []
-        left = [str(path) for path in self.temporary.rglob("*")]
-        assert left == [], left
-        new = self._shared_memory() - self._shared
-        digest = run_digest(load_topology(self._path))
-        theirs = [name for name in new if digest in name or self._everyone & {int(n) for n in PIDS.findall(name)}]
-        assert theirs == [], theirs
-
-    @staticmethod
-    def _shared_memory() -> set[str]:
-        folder = Path("/dev/shm")
-        return {path.name for path in folder.iterdir()} if folder.is_dir() else set()
 
 
 def finish(process: subprocess.Popen[str], code: int = 0, seconds: float | None = None) -> Said:
@@ -129,35 +99,6 @@ def finish(process: subprocess.Popen[str], code: int = 0, seconds: float | None 
     return Said(out, err)
 
 
-def kill(*processes: subprocess.Popen[str]) -> None:
-    """End processes that run still, and hear them to their end."""
-    for process in processes:
-        if process.poll() is None:
-            process.kill()
-            process.communicate()
-
-
-def signal_actor(path: Path, actor: str, number: int = signal.SIGKILL) -> None:
-    os.kill(process_of_actor(path, actor), number)
-
-
-@contextlib.contextmanager
-def journal_of(directory: Path) -> Iterator[Journal]:
-    journal = Journal(directory / "journal.sqlite", read_only=True)
-    try:
-        yield journal
-    finally:
-        journal.close()
-
-
-def check_trained_once(directory: Path) -> list[str]:
-    """No group is in two steps; the groups of all steps."""
-    with journal_of(directory) as journal:
-        trained = [group for step in journal.steps() for group in step.groups]
-    assert len(trained) == len(set(trained))
-    return trained
-
-
 def balanced(directory: Path, *, steps: int | None = None) -> Audit:
     """What is counted in a journal that balances; where ``steps`` is given, it holds so many and no open group."""
     balance = audit(directory)
@@ -165,12 +106,6 @@ def balanced(directory: Path, *, steps: int | None = None) -> Audit:
     if steps is not None:
         assert (balance.steps, balance.open) == (steps, 0)
     return balance
-
-
-def runs_again(directory: Path, role: str) -> bool:
-    """Whether the supervisor has heard of work from the next process of a killed actor."""
-    events = rows(directory / "logs" / "supervisor.local.jsonl")
-    return any(f"{role}.0 runs again, " in str(row.get("text")) for row in events)
 
 
 def commands() -> dict[int, list[str]]:
@@ -254,17 +189,6 @@ def steps_trained(directory: Path) -> int:
     return sum(row["kind"] == "step" for row in rows(path)) if path.exists() else 0
 
 
-def more_steps(directory: Path, count: int, *processes: subprocess.Popen[str]) -> None:
-    """Wait for so many steps more, while these processes run."""
-    done = steps_trained(directory)
-
-    def trained() -> bool:
-        assert all(process.poll() is None for process in processes), "a process ended before these steps"
-        return steps_trained(directory) >= done + count
-
-    wait_for(trained, f"{count} steps more")
-
-
 def check_finished(path: Path, directory: Path, said: Said, *, steps: int, evaluations: int = 2) -> dict[str, Any]:
     summary = said.summary
     assert summary.keys() >= SUMMARY_KEYS
@@ -281,3 +205,150 @@ def check_finished(path: Path, directory: Path, said: Said, *, steps: int, evalu
     assert f"report: {directory / 'report.html'}" in said.out.splitlines()
     assert f"Finished: all {kinds.count('stage')} stages." in (directory / "report.html").read_text(encoding="utf-8")
     return summary
+
+
+class Run:
+    """A real run of a topology. ``process`` is that of its main host, which is started first."""
+
+    def __init__(self, path: Path, directory: Path, **environment: str) -> None:
+        self.path, self.directory, self._environment = path, directory, environment
+        self.hosts: dict[str, subprocess.Popen[str]] = {}
+
+    @property
+    def process(self) -> subprocess.Popen[str]:
+        return next(iter(self.hosts.values()))
+
+    def start(self, *settings: str, host: str = "", **environment: str) -> Self:
+        self.hosts[host] = start(self.path, *settings, host=host, **self._environment, **environment)
+        return self
+
+    def until(self, steps: int) -> Self:
+        """Wait until so many steps are trained."""
+        self.wait(lambda: steps_trained(self.directory) >= steps, f"{steps} steps")
+        return self
+
+    def more(self, steps: int) -> Self:
+        """Wait until so many steps more are trained."""
+        return self.until(self.trained + steps)
+
+    def wait(self, condition: Callable[[], object], what: str) -> None:
+        """Wait for something that happens while the main host runs."""
+
+        def held() -> bool:
+            if condition():
+                return True
+            assert self.process.poll() is None or condition(), f"the run ended before {what}"
+            return False
+
+        wait_for(held, what)
+
+    def signal(self, actor: str, number: int = signal.SIGKILL) -> None:
+        os.kill(self.pid(actor), number)
+
+    def killed(self, *roles: str) -> None:
+        """Kill an actor of each role; wait until the supervisor has heard of work from its next process."""
+        for role in roles:
+            self.signal(f"{role}.0")
+            self.wait(
+                lambda role=role: f"{role}.0 runs again, " in self.log("supervisor.local"), f"{role} to run again"
+            )
+
+    def finish(self, code: int = 0, host: str = "") -> Said:
+        return finish(self.hosts[host], code)
+
+    def interrupt(self, host: str = "") -> Said:
+        self.hosts[host].send_signal(signal.SIGINT)
+        return self.finish(host=host)
+
+    def to_end(self, *settings: str, code: int = 0, **environment: str) -> Said:
+        """Start it, and wait for its end."""
+        return self.start(*settings, **environment).finish(code)
+
+    def pid(self, actor: str) -> int:
+        return process_of_actor(self.path, actor)
+
+    @property
+    def processes(self) -> list[str]:
+        return processes_of(self.path)
+
+    @property
+    def trained(self) -> int:
+        return steps_trained(self.directory)
+
+    def told(self, kind: str) -> list[dict[str, Any]]:
+        """Rows of a kind in its metrics."""
+        return [row for row in rows(self.directory / "metrics.jsonl") if row["kind"] == kind]
+
+    def log(self, name: str = "*") -> str:
+        """The log of an actor, or all logs."""
+        return "".join(path.read_text() for path in (self.directory / "logs").glob(f"{name}.jsonl"))
+
+    def logged(self, name: str, event: str) -> list[dict[str, Any]]:
+        """Rows of all processes of an actor about an event."""
+        files = sorted((self.directory / "logs").glob(f"{name}*.jsonl"))
+        return [row for path in files for row in rows(path) if row["event"] == event]
+
+    def text(self, name: str) -> str:
+        return (self.directory / name).read_text(encoding="utf-8")
+
+    def summary(self) -> dict[str, Any]:
+        return json.loads(self.text("summary.json"))
+
+    def exported(self, *options: str) -> list[dict[str, Any]]:
+        """The trajectories that ``agent-rl export`` writes."""
+        from actors.cli.main import main
+
+        assert main(["export", str(self.directory), *options]) == 0
+        return rows(self.directory / "trajectories.jsonl")
+
+    def balanced(self, *, steps: int | None = None) -> Audit:
+        return balanced(self.directory, steps=steps)
+
+    def finished(self, said: Said, *, steps: int, evaluations: int = 2) -> dict[str, Any]:
+        return check_finished(self.path, self.directory, said, steps=steps, evaluations=evaluations)
+
+    @contextlib.contextmanager
+    def journal(self) -> Iterator[Journal]:
+        journal = Journal(self.directory / "journal.sqlite", read_only=True)
+        try:
+            yield journal
+        finally:
+            journal.close()
+
+    def trained_once(self) -> list[str]:
+        """No group is in two steps; the groups of all steps."""
+        with self.journal() as journal:
+            trained = [group for step in journal.steps() for group in step.groups]
+        assert len(trained) == len(set(trained))
+        return trained
+
+
+class Traces:
+    """What a run may leave behind: processes, files in ``temporary``, shared memory. ``look`` at it while it runs."""
+
+    def __init__(self, run: Run, temporary: Path) -> None:
+        self._run, self._temporary = run, temporary
+        self._shared = self._shared_memory()
+        self._everyone: set[int] = set()
+        self.sockets: set[str] = set()
+
+    def look(self) -> None:
+        self._everyone |= family(self._run.process.pid)
+        self.sockets |= {path.name for path in self._temporary.rglob("*") if path.is_socket()}
+
+    def assert_none(self) -> None:
+        assert len(self._everyone) >= 9  # the supervisor, its janitor, five actors, the executor's interpreters
+        assert len(self.sockets) >= 6
+        wait_for(lambda: not alive(self._everyone), "every process to end")
+        assert self._run.processes == []
+        left = [str(path) for path in self._temporary.rglob("*")]
+        assert left == [], left
+        new = self._shared_memory() - self._shared
+        digest = run_digest(load_topology(self._run.path))
+        theirs = [name for name in new if digest in name or self._everyone & {int(n) for n in PIDS.findall(name)}]
+        assert theirs == [], theirs
+
+    @staticmethod
+    def _shared_memory() -> set[str]:
+        folder = Path("/dev/shm")
+        return {path.name for path in folder.iterdir()} if folder.is_dir() else set()

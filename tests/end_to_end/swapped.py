@@ -1,7 +1,5 @@
 """Classes that take the places of others in a run under way. Each says in its log that it is the one that runs."""
 
-from __future__ import annotations
-
 from actors.kv_scheduler import KVScheduler
 from actors.learner import Learner
 from actors.tool_executor import ToolExecutor

@@ -1,7 +1,5 @@
 """`agent-rl chat` on a terminal and in a pipe, with a real server."""
 
-from __future__ import annotations
-
 import json
 import os
 import pty
@@ -16,18 +14,11 @@ from pathlib import Path
 import pytest
 
 from actors.cli.main import main
-from agent_rl.config.topology import InitialiseModel
-from agent_rl.learning.tiny import initialise_model
 from tests.end_to_end.processes import SECONDS, alive, family, wait_for
+from tests.end_to_end.topologies import write_model
 
 pytestmark = pytest.mark.slow
 CHAT = [sys.executable, "-m", "actors.cli", "chat"]
-
-
-def made(folder: Path, length: int) -> Path:
-    sizes = {"hidden_size": 32, "layers": 1, "heads": 2, "kv_heads": 1, "head_dim": 16, "mlp_size": 32}
-    initialise_model(InitialiseModel(**sizes, max_length=length), folder / "model", 0)
-    return folder / "model"
 
 
 class Terminal:
@@ -63,8 +54,8 @@ class Terminal:
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
 
-def test_a_person_talks_ends_an_answer_saves_and_leaves_nothing_running(tmp_path: Path) -> None:
-    made(tmp_path, 8192)
+def test_a_person_talks_ends_an_answer_saves_and_leaves_nothing_running(tmp_path):
+    write_model(tmp_path, max_length=8192)
     person = Terminal([*CHAT, "model", "--max-tokens", "20"], tmp_path)
     person.until("Ctrl-D ends the chat")
     person.until("> ")
@@ -95,8 +86,8 @@ def test_a_person_talks_ends_an_answer_saves_and_leaves_nothing_running(tmp_path
     wait_for(lambda: not alive(started), "the server's end")
 
 
-def test_a_pipe_asks_saves_and_the_row_can_be_trained_on(tmp_path: Path) -> None:
-    made(tmp_path, 8192)
+def test_a_pipe_asks_saves_and_the_row_can_be_trained_on(tmp_path):
+    write_model(tmp_path, max_length=8192)
     lines = "Hello?\n\nAnd then?\n/save rows.jsonl\n/save no/where.jsonl\n"
     options = ["--max-tokens", "20", "--system", "Be kind.", "--out", "kept"]
     command = [*CHAT, "model", *options]
@@ -123,8 +114,8 @@ def test_a_pipe_asks_saves_and_the_row_can_be_trained_on(tmp_path: Path) -> None
         ("model", "prompts with the descriptions of their tools need more: .*--tools none"),
     ],
 )
-def test_a_model_that_cannot_be_served_is_refused_before_anything_starts(tmp_path: Path, model: str, why: str) -> None:
-    made(tmp_path, 256)
+def test_a_model_that_cannot_be_served_is_refused_before_anything_starts(tmp_path, model, why):
+    write_model(tmp_path, max_length=256)
     done = subprocess.run(
         [*CHAT, model], check=False, input="Hello?\n", cwd=tmp_path, capture_output=True, text=True, timeout=SECONDS
     )

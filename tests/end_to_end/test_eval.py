@@ -1,7 +1,5 @@
 """`agent-rl eval` for real: the five processes, a model on disk, an interrupt in between, and results that add up."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -11,11 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from agent_rl.config.topology import InitialiseModel
-from agent_rl.learning.tiny import initialise_model
 from agent_rl.records.journal import JournalError, read_journal
-from tests.end_to_end.processes import finish, processes_of, signal_actor, wait_for
-from tests.end_to_end.topologies import write_micro
+from tests.end_to_end.processes import Run, finish, in_background, processes_of, wait_for
+from tests.end_to_end.topologies import write_micro, write_model
 
 ROOT = Path(__file__).resolve().parents[2]
 """Where the tests' own actors are found."""
@@ -24,21 +20,12 @@ PROBLEMS = 30
 
 def begin(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "actors.cli", "eval", *arguments]
-    return subprocess.Popen(
-        command,
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    return in_background(command, cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)})
 
 
 def prepare(folder: Path) -> list[str]:
     """A model, problems whose answer is 4, and a topology whose filter finds every second rollout right."""
-    spec = InitialiseModel(hidden_size=32, layers=1, heads=2, kv_heads=1, head_dim=16, mlp_size=32)
-    initialise_model(spec, folder / "model", 0)
+    write_model(folder)
     rows = [json.dumps({"problem": f"{i}?", "answer": "4", "subject": "ab"[i % 2]}) for i in range(PROBLEMS)]
     (folder / "fours.jsonl").write_text("\n".join(rows))
     micro, _ = write_micro(folder)
@@ -61,7 +48,7 @@ def stored(folder: Path) -> dict[tuple[str, int], bytes]:
 
 
 @pytest.mark.slow
-def test_interrupted_an_evaluation_goes_on_and_its_figures_are_those_of_every_rollout(tmp_path: Path) -> None:
+def test_interrupted_an_evaluation_goes_on_and_its_figures_are_those_of_every_rollout(tmp_path):
     arguments = prepare(tmp_path)
     process = begin(tmp_path, *arguments)
     wait_for(lambda: len(stored(tmp_path)) >= 6, "a few rollouts")
@@ -92,13 +79,13 @@ def test_interrupted_an_evaluation_goes_on_and_its_figures_are_those_of_every_ro
 
 
 @pytest.mark.slow
-def test_killed_actors_cost_no_answer(tmp_path: Path) -> None:
+def test_killed_actors_cost_no_answer(tmp_path):
     arguments = prepare(tmp_path)
     process = begin(tmp_path, *arguments)
     topology = tmp_path / "out" / "evaluation.toml"
     wait_for(lambda: len(stored(tmp_path)) >= 3, "a few rollouts")
     for actor in ("learner.0", "roc_filter.0", "kv_scheduler.0"):
-        signal_actor(topology, actor)
+        Run(topology, tmp_path).signal(actor)
     said = finish(process)
     assert said.all.count("starting it again") >= 3
     assert (said.summary["pass@1"], said.summary["lost"]) == (0.5, 0)

@@ -1,7 +1,5 @@
 """The page about adapters, for real: mcp-server-time of PyPI lists its tools, and a run trains a model that calls them."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -40,9 +38,7 @@ def servers(folder: Path) -> list[int]:
 @pytest.mark.skipif(
     not (SERVERS / "installed").is_file(), reason="no MCP servers are here: make .venv-servers/installed"
 )
-def test_a_model_is_trained_that_calls_a_server_of_pypi(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_is_trained_that_calls_a_server_of_pypi(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(processes, "SECONDS", 900)
     path, directory = tmp_path / "times.toml", tmp_path / "run"
     path.write_text(TOPOLOGY.replace(".venv-time", str(SERVERS)).replace("runs/times", str(directory)))

@@ -1,13 +1,11 @@
 """A learner whose ranks are on two machines: it trains as on one, and whatever happens to one of them, it goes on."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -47,7 +45,7 @@ def write(folder: Path, *, apart: bool) -> tuple[Path, Path]:
 
 
 @pytest.fixture
-def two(tmp_path: Path) -> Iterator[list[Machine]]:
+def two(tmp_path):
     skip_without()
     with machines(["a", "b"], tmp_path) as found:
         yield found
@@ -95,7 +93,7 @@ def trained(directory: Path) -> bytes:
 
 
 @pytest.mark.slow
-def test_ranks_on_two_machines_train_as_on_one_also_when_one_is_killed(tmp_path: Path, two: list[Machine]) -> None:
+def test_ranks_on_two_machines_train_as_on_one_also_when_one_is_killed(tmp_path, two):
     alone, its_run = write(tmp_path / "one", apart=False)
     a, b = two
     code, said = run(a, alone).end()
@@ -128,7 +126,7 @@ def test_ranks_on_two_machines_train_as_on_one_also_when_one_is_killed(tmp_path:
 
 
 @pytest.mark.slow
-def test_the_learner_waits_for_a_machine_that_is_lost_and_goes_on(tmp_path: Path, two: list[Machine]) -> None:
+def test_the_learner_waits_for_a_machine_that_is_lost_and_goes_on(tmp_path, two):
     path, directory = write(tmp_path / "two", apart=True)
     a, b = two
     sent = ('actors.learner.settings.weights_in="gloo"', 'actors.rollout_generator.links.transfer="learner"')
@@ -151,7 +149,7 @@ def test_the_learner_waits_for_a_machine_that_is_lost_and_goes_on(tmp_path: Path
 
 
 @pytest.mark.slow
-def test_a_machine_that_does_not_see_a_shared_folder_stops_the_run(tmp_path: Path, two: list[Machine]) -> None:
+def test_a_machine_that_does_not_see_a_shared_folder_stops_the_run(tmp_path, two):
     path, directory = write(tmp_path / "two", apart=True)
     a, b = two
     directory.mkdir()

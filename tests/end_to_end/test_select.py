@@ -2,30 +2,14 @@
 and the stages after it draw from what was kept.
 """
 
-from __future__ import annotations
-
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
 from actors.roc_filter.replay import decode_stored
-from agent_rl.records.journal import Journal, JournalError
+from agent_rl.records.journal import JournalError
 from agent_rl.records.journal_rows import SampledRow
-from tests.end_to_end.processes import (
-    CALLS_TOOLS,
-    ROOM,
-    Said,
-    balanced,
-    finish,
-    journal_of,
-    kill,
-    rows,
-    runs_again,
-    signal_actor,
-    start,
-    wait_for,
-)
+from tests.end_to_end.processes import CALLS_TOOLS, ROOM, Run, Said
 from tests.end_to_end.topologies import SELECT, write_selecting
 
 SAMPLES = 4
@@ -33,29 +17,25 @@ PROBLEMS = 150
 """Of the test with kills: the restart of a learner takes seconds, in which others go on."""
 
 
-def counted(directory: Path) -> list[SampledRow]:
+def counted(run: Run) -> list[SampledRow]:
     """What the selection of the first stage has counted so far."""
     try:
-        journal = Journal(directory / "journal.sqlite", read_only=True)
+        with run.journal() as journal:
+            return journal.sampled(0)
     except JournalError:  # it is being made
         return []
-    try:
-        return journal.sampled(0)
-    finally:
-        journal.close()
 
 
-def check_selected(directory: Path, said: Said, *, problems: int, steps: int) -> None:
+def check_selected(run: Run, said: Said, *, problems: int, steps: int) -> None:
     """Every problem was sampled once, with all its samples; training drew from every second one."""
-    balance = balanced(directory)
+    balance = run.balanced()
     assert (balance.steps, balance.evaluated) == (steps, problems)
-    (selection,) = [row for row in rows(directory / "metrics.jsonl") if row["kind"] == "selection"]
-    summary = said.summary
-    for figures in (selection, summary):
+    (selection,) = run.told("selection")
+    for figures in (selection, said.summary):
         assert figures["problems_sampled_hard"] == problems
         assert figures["problems_kept_hard"] == figures["problems_always_solved_hard"] == problems / 2
         assert (figures["success_hard"], figures["lost_hard"]) == (0.75, 0)
-    with journal_of(directory) as journal:
+    with run.journal() as journal:
         groups = [decode_stored(row.opened) for row in journal.groups(stage=0, states=("evaluated",))]
         assert len({opened.problem.id for opened in groups}) == len(groups) == problems
         for opened in groups:
@@ -76,57 +56,56 @@ LONG = (*ROOM, "stages.1.max_response_tokens=400")
 
 
 @pytest.mark.slow
-def test_a_run_trains_on_what_it_has_selected_itself(tmp_path: Path) -> None:
+def test_a_run_trains_on_what_it_has_selected_itself(tmp_path):
     """And a second selection samples only what the first one kept."""
-    path, directory = write_selecting(tmp_path, problems=16)
+    run = Run(*write_selecting(tmp_path, problems=16))
     again = SELECT.replace("hard", "harder").replace("samples = 4", "samples = 2")
-    rl = path.read_text().split("[[stages]]")[-1].split("[actors.")[0]
-    text = path.read_text().replace("[actors.", f"{again}[[stages]]{rl}[actors.", 1)
-    path.write_text(text)
-    said = finish(start(path))
-    summary = said.summary
+    text = run.path.read_text()
+    rl = text.split("[[stages]]")[-1].split("[actors.")[0]
+    run.path.write_text(text.replace("[actors.", f"{again}[[stages]]{rl}[actors.", 1))
+    summary = run.to_end().summary
     assert (summary["problems_sampled_hard"], summary["problems_kept_hard"]) == (16, 8)
     assert (summary["problems_sampled_harder"], summary["problems_kept_harder"]) == (8, 4)
-    with journal_of(directory) as journal:
+    with run.journal() as journal:
         hard, harder = (set((journal.kept_problems(stage) or {})["maths"]) for stage in (0, 2))
         assert harder < hard
         states = ("trained", "dropped", "ready", "open")
         drawn = {decode_stored(row.opened).problem.id for row in journal.groups(stage=3, states=states)}
         assert drawn <= harder
-    balanced(directory, steps=4)
+    run.balanced(steps=4)
 
 
 @pytest.mark.slow
-def test_every_process_is_killed_in_the_middle_of_the_selection_and_no_problem_is_lost_or_sampled_twice(
-    tmp_path: Path,
-) -> None:
+def test_every_process_is_killed_in_the_middle_of_the_selection_and_no_problem_is_lost_or_sampled_twice(tmp_path):
     """Every rollout calls the executor, which takes its time, so that each process that is killed has work to lose."""
-    path, directory = write_selecting(tmp_path, problems=PROBLEMS, generator=CALLS_TOOLS)
-    process = start(path, KEEP_ALL, *LONG)
+    run = Run(*write_selecting(tmp_path, problems=PROBLEMS, generator=CALLS_TOOLS)).start(KEEP_ALL, *LONG)
+
+    def three_more() -> None:
+        done = len(counted(run))
+        run.wait(lambda: len(counted(run)) >= done + 3, "three problems more")
+        assert len(counted(run)) < PROBLEMS, "the selection was over too soon"
+
     for role in ("kv_scheduler", "rollout_generator", "roc_filter", "learner", "tool_executor"):
-        done = len(counted(directory))
-        wait_for(lambda done=done: len(counted(directory)) >= done + 3, f"three problems before {role} is killed")
-        assert len(counted(directory)) < PROBLEMS, "the selection was over too soon"
-        signal_actor(path, f"{role}.0")
-        wait_for(lambda role=role: runs_again(directory, role), f"{role} to run again")
-    done = len(counted(directory))
-    wait_for(lambda: len(counted(directory)) >= done + 3, "three problems before the supervisor is killed")
-    kill(process)
-    before = counted(directory)
+        three_more()
+        run.killed(role)
+    three_more()
+    run.process.kill()
+    run.process.communicate()
+    before = counted(run)
     assert 0 < len(before) < PROBLEMS
-    said = finish(start(path, KEEP_ALL, *LONG))
-    assert [row for row in counted(directory) if row.number in {each.number for each in before}] == before
-    check_selected(directory, said, problems=PROBLEMS, steps=2)
+    said = run.to_end(KEEP_ALL, *LONG)
+    assert [row for row in counted(run) if row.number in {each.number for each in before}] == before
+    check_selected(run, said, problems=PROBLEMS, steps=2)
 
 
 @pytest.mark.slow
-def test_a_selection_that_keeps_nothing_ends_the_run_and_another_rule_goes_on_with_its_samples(tmp_path: Path) -> None:
-    path, directory = write_selecting(tmp_path, problems=6)
-    said = finish(start(path, KEEP_ALL, "stages.0.keep.below=0.5"), 2)
-    assert "select stage 'hard' keeps none of its 6 problems (3 always solved, 3 too easy)" in said.all
-    assert "change stages.0.keep and run again (nothing is sampled anew)" in said.all
-    assert "Traceback" not in said.all
-    before = counted(directory)
-    said = finish(start(path, KEEP_ALL))
-    assert counted(directory) == before
-    check_selected(directory, said, problems=6, steps=2)
+def test_a_selection_that_keeps_nothing_ends_the_run_and_another_rule_goes_on_with_its_samples(tmp_path):
+    run = Run(*write_selecting(tmp_path, problems=6))
+    said = run.to_end(KEEP_ALL, "stages.0.keep.below=0.5", code=2).all
+    assert "select stage 'hard' keeps none of its 6 problems (3 always solved, 3 too easy)" in said
+    assert "change stages.0.keep and run again (nothing is sampled anew)" in said
+    assert "Traceback" not in said
+    before = counted(run)
+    said = run.to_end(KEEP_ALL)
+    assert counted(run) == before
+    check_selected(run, said, problems=6, steps=2)

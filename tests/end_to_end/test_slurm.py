@@ -1,7 +1,5 @@
 """The batch script to copy on a real Slurm: slurmctld and two slurmd, each on a machine of its own (namespaces)."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shlex
@@ -9,7 +7,6 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -100,7 +97,7 @@ class Slurm:
 
 
 @pytest.fixture
-def slurm() -> Iterator[Slurm]:
+def slurm():
     skip_without("munged", "slurmctld", "slurmd", "sbatch")
     with tempfile.TemporaryDirectory(prefix="slurm-", dir="/tmp") as name, contextlib.ExitStack() as stack:
         folder = Path(name)
@@ -120,7 +117,7 @@ def write_topology(folder: Path, steps: int) -> Path:
 
 
 @pytest.mark.slow
-def test_a_job_that_is_stopped_or_killed_goes_on_when_it_is_requeued(slurm: Slurm, tmp_path: Path) -> None:
+def test_a_job_that_is_stopped_or_killed_goes_on_when_it_is_requeued(slurm, tmp_path):
     directory = write_topology(tmp_path, steps=14)
     script = slurm_script(tmp_path, shlex.join(own_command()), "a b")
     number = slurm.submit(script, "--partition=all", "--output=job.log")

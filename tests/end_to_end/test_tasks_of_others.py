@@ -1,7 +1,5 @@
 """Real runs on the tasks of other projects: verifiers, OpenEnv (as `openenv init` writes it) and inspect-evals."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path
@@ -10,7 +8,7 @@ from typing import Any
 import pytest
 
 from actors.cli.main import main
-from tests.end_to_end.processes import balanced, finish, rows, start
+from tests.end_to_end.processes import Run
 from tests.end_to_end.topologies import ENVIRONMENT, write_micro
 
 ROOT = Path(__file__).parents[2]
@@ -59,30 +57,29 @@ def needs(environment: Path) -> pytest.MarkDecorator:
 
 def judgements(folder: Path, entry: str, name: str, capsys: Any, *, length: str = "") -> list[dict[str, Any]]:
     """Train on the environment of an entry; the judgements of all rollouts. ``length``: a line for the model."""
-    path, directory = write_micro(folder)
+    run = Run(*write_micro(folder))
     supervised = '[[stages]]\nkind = "sft"\nsteps = 3\nbatch = 4\n\n'
-    text = path.read_text().replace(ENVIRONMENT, entry).replace(supervised, "")
-    path.write_text(text.replace("mlp_size = 32", f"mlp_size = 32\n{length}"))
-    assert main(["mcp", str(path)]) == 0
+    text = run.path.read_text().replace(ENVIRONMENT, entry).replace(supervised, "")
+    run.path.write_text(text.replace("mlp_size = 32", f"mlp_size = 32\n{length}"))
+    assert main(["mcp", str(run.path)]) == 0
     assert capsys.readouterr().out == f"wrote {folder}/{name}.tools.json: no tools\n"
-    finish(start(path, 'run.keep_trajectories="all"'))
-    balanced(directory, steps=3)
-    assert main(["export", str(directory)]) == 0
-    judged = [row["judgement"] for row in rows(directory / "trajectories.jsonl")]
+    run.to_end('run.keep_trajectories="all"')
+    run.balanced(steps=3)
+    judged = [row["judgement"] for row in run.exported()]
     assert {each["note"] for each in judged} == {name}
     return judged
 
 
 @pytest.mark.slow
 @needs(VERIFIERS)
-def test_a_taskset_of_verifiers_is_trained_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_taskset_of_verifiers_is_trained_on(tmp_path, capsys):
     judged = judgements(tmp_path, VERIFIERS_ENTRY, "verifiers", capsys)
     assert all(set(each["parts"]) == {"right", "turns"} and each["parts"]["turns"] == 1 for each in judged)
 
 
 @pytest.mark.slow
 @needs(OPENENV)
-def test_the_environment_of_openenvs_package_is_trained_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_environment_of_openenvs_package_is_trained_on(tmp_path, capsys):
     made = [OPENENV / "bin/python", OPENENV / "bin/openenv", "init", "echoes"]
     subprocess.run(made, cwd=tmp_path, check=True, stdout=subprocess.DEVNULL, timeout=120)
     judged = judgements(tmp_path, OPENENV_ENTRY, "openenv", capsys)
@@ -92,9 +89,7 @@ def test_the_environment_of_openenvs_package_is_trained_on(tmp_path: Path, capsy
 
 @pytest.mark.slow
 @needs(INSPECT)
-def test_a_task_of_inspect_evals_is_evaluated_and_trained_on(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_task_of_inspect_evals_is_evaluated_and_trained_on(tmp_path, capsys):
     judged = judgements(tmp_path, INSPECT_ENTRY, "inspect", capsys, length="max_length = 4096")  # tools are listed
     names = {"agent_threat_bench_scorer/utility", "agent_threat_bench_scorer/security"}
     assert all(set(each["parts"]) == names and each["parts"]["agent_threat_bench_scorer/security"] for each in judged)

@@ -1,12 +1,8 @@
 """Engine and learner on one device in turns, for real: no token is written while the learner trains; nothing is lost."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
-from tests.end_to_end.processes import balanced, finish, start
+from tests.end_to_end.processes import Run
 from tests.end_to_end.topologies import write_half_right
 from tests.end_to_end.turns import FAULT, NOTES
 
@@ -15,15 +11,15 @@ STEPS = 4
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", ["", "learner", "generator"])
-def test_they_take_turns_whoever_dies(tmp_path: Path, fault: str) -> None:
+def test_they_take_turns_whoever_dies(tmp_path, fault):
     turns = "tests.end_to_end.turns"
-    path, directory = write_half_right(tmp_path, steps=STEPS, learner=f"{turns}:NotedLearner")
+    run = Run(*write_half_right(tmp_path, steps=STEPS, learner=f"{turns}:NotedLearner"))
     notes = tmp_path / "notes"
     notes.touch()
     shared = ["actors.learner.share=time", "actors.rollout_generator.share=time"]
     shared += [f'actors.rollout_generator.settings.engine="{turns}:NotedEngine"']
-    finish(start(path, *shared, **{NOTES: str(notes), FAULT: fault}))
-    balanced(directory)
+    run.to_end(*shared, **{NOTES: str(notes), FAULT: fault})
+    run.balanced()
     lines = [line.split() for line in notes.read_text().splitlines()]
     assert ("fault" in {line[0] for line in lines}) == bool(fault)
 

@@ -1,10 +1,9 @@
 """The smallest topologies that run everything for real: processes, sockets, engine, sandbox, training."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from transport import CurveKeys
 
@@ -100,6 +99,16 @@ def write_micro(folder: Path, *, steps: int = 3) -> tuple[Path, Path]:
     return path, directory
 
 
+def write_model(folder: Path, **more: Any) -> Path:
+    """A model of the same size, without training."""
+    from agent_rl.config.topology import InitialiseModel
+    from agent_rl.learning.tiny import initialise_model
+
+    sizes = {"hidden_size": 32, "layers": 1, "heads": 2, "kv_heads": 1, "head_dim": 16, "mlp_size": 32}
+    initialise_model(InitialiseModel(**sizes, **more), folder / "model", 0)
+    return folder / "model"
+
+
 def write_half_right(
     folder: Path,
     *,
@@ -142,23 +151,24 @@ def write_selecting(folder: Path, *, problems: int, steps: int = 2, **classes: s
     return path, directory
 
 
-def write_two_hosts(folder: Path, ports: tuple[int, int], *, steps: int = 3) -> tuple[Path, Path]:
+def hosts_on(ports: Sequence[int], folder: Path) -> str:
+    """The hosts a, b, ... on the loopback, and their key."""
+    CurveKeys.generate().save(folder / "cluster.key")
+    named = zip("abc", ports, strict=False)
+    hosts = "".join(f'[hosts.{name}]\naddress = "127.0.0.1"\nbase_port = {port}\n' for name, port in named)
+    return f'{hosts}[security]\nkey_file = "cluster.key"\n'
+
+
+def write_two_hosts(folder: Path, ports: Sequence[int], *, steps: int = 3) -> tuple[Path, Path]:
     """Generator and executor on one host entry, everything else on another, over loopback TCP with a key."""
     directory = folder / "run"
     path = folder / "two_hosts.toml"
-    hosts = "".join(
-        f'[hosts.{name}]\naddress = "127.0.0.1"\nbase_port = {port}\n' for name, port in zip("ab", ports, strict=True)
-    )
-    CurveKeys.generate().save(folder / "cluster.key")
-    hosts += '[security]\nkey_file = "cluster.key"\n'
-    path.write_text(MICRO.format(directory=directory, steps=steps, hosts=hosts, a="a", b="b"))
+    path.write_text(MICRO.format(directory=directory, steps=steps, hosts=hosts_on(ports, folder), a="a", b="b"))
     return path, directory
 
 
 def write_three_hosts(folder: Path, ports: Sequence[int], *, steps: int) -> tuple[Path, Path]:
     """A generator and an executor on each of the hosts b and c, everything else on a, over loopback TCP with a key."""
-    path, directory = write_two_hosts(folder, (ports[0], ports[1]), steps=steps)
-    c = f'[hosts.c]\naddress = "127.0.0.1"\nbase_port = {ports[2]}\n[security]'
-    text = path.read_text().replace("[security]", c).replace('host = "b"', 'hosts = ["b", "c"]')
-    path.write_text(text)
+    path, directory = write_two_hosts(folder, ports, steps=steps)
+    path.write_text(path.read_text().replace('host = "b"', 'hosts = ["b", "c"]'))
     return path, directory

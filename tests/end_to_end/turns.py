@@ -4,8 +4,6 @@ The notes are lines of a file that the environment names. They end with the proc
 clock, which all processes of a machine share. A fault is put in once.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import time
@@ -79,4 +77,4 @@ class NotedLearner(Learner):
             note("trained", step)
             return figures
 
-        trainer.rl_step = noted  # type: ignore[method-assign]
+        trainer.rl_step = noted

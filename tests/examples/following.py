@@ -5,8 +5,6 @@ with texts, a line each, that it prints: ``...`` stands for anything on the line
 such number, and the space of tables is as wide as it is.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
@@ -17,11 +15,18 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent.parent
 BLOCK = re.compile(r"^ *```(\w+)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 FILE = re.compile(r"# (\S+\.(?:py|toml))\n")
+PROGRAMS = {"agent-rl": "-m actors.cli", "pytest": "-m pytest -p no:cacheprovider", "python": ""}
 
 
 def blocks(page: Path) -> list[tuple[str, str]]:
     """Language and text of each block."""
     return [(language, textwrap.dedent(text)) for language, text in BLOCK.findall(page.read_text())]
+
+
+GUIDE = ROOT / "docs" / "write_an_actor.md"
+FILES = {FILE.match(text)[1]: text for language, text in blocks(GUIDE) if language == "python"}
+LINES = [text for language, text in blocks(GUIDE) if language == "toml"]
+"""What the guide to writing an actor adds to the quickstart."""
 
 
 def pattern(text: str) -> str:
@@ -33,20 +38,10 @@ def pattern(text: str) -> str:
 
 def follow(page: Path, folder: Path, seconds: float) -> int:
     """Do what a page says in a folder; return the number of blocks that were followed."""
-    tools = folder.parent / f"{folder.name}-tools"
-    tools.mkdir(exist_ok=True)
-    for name, arguments in (
-        ("agent-rl", "-m actors.cli"),
-        ("pytest", "-m pytest -p no:cacheprovider"),
-        ("python", ""),
-    ):
-        (tools / name).write_text(f'#!/bin/sh\nexec {sys.executable} {arguments} "$@"\n')
-        (tools / name).chmod(0o755)
     followed = 0
     for language, text in blocks(page):
         if language == "console":
-            for command in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
-                _run(command, folder, tools, seconds)
+            obey(text, folder, seconds)
         elif file := FILE.match(text):
             path = folder / file[1]
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -57,17 +52,19 @@ def follow(page: Path, folder: Path, seconds: float) -> int:
     return followed
 
 
-def _run(command: str, folder: Path, tools: Path, seconds: float) -> None:
-    line, *shown = command.strip().splitlines()
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ["PYTHONPATH"]]),
-        "PATH": f"{tools}:{os.environ['PATH']}",
-    }
-    done = subprocess.run(
-        ["bash", "-c", line], cwd=folder, env=environment, capture_output=True, text=True, timeout=seconds, check=False
-    )
-    printed = done.stdout + done.stderr
-    assert done.returncode == 0, f"$ {line}\n{printed}"
-    for text in shown:
-        assert re.search(pattern(text), printed), f"$ {line}\n{text}\n{printed}"
+def obey(block: str, folder: Path, seconds: float, *, fails: bool = False) -> None:
+    """Run the commands of a block, and hold what they print against it."""
+    tools = folder.parent / f"{folder.name}-tools"
+    tools.mkdir(exist_ok=True)
+    for name, arguments in PROGRAMS.items():
+        (tools / name).write_text(f'#!/bin/sh\nexec {sys.executable} {arguments} "$@"\n')
+        (tools / name).chmod(0o755)
+    path, known = f"{tools}:{os.environ['PATH']}", os.pathsep.join([str(ROOT), os.environ["PYTHONPATH"]])
+    how = {"cwd": folder, "env": {**os.environ, "PYTHONPATH": known, "PATH": path}, "timeout": seconds}
+    for command in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+        line, *shown = command.strip().splitlines()
+        done = subprocess.run(["bash", "-c", line], **how, capture_output=True, text=True, check=False)
+        printed = done.stdout + done.stderr
+        assert (done.returncode != 0) == fails, f"$ {line}\n{printed}"
+        for text in shown:
+            assert re.search(pattern(text), printed), f"$ {line}\n{text}\n{printed}"

@@ -16,16 +16,16 @@ from actors.cli.data import _columns
 from actors.cli.evaluation import evaluate
 from actors.cli.main import command_line, main
 from agent_rl.config.load import load_topology
-from agent_rl.config.topology import EvaluateStage, InitialiseModel
+from agent_rl.config.topology import EvaluateStage
 from agent_rl.data.fetch import as_problem
 from agent_rl.data.review import renamed
 from agent_rl.environments.base import TaskError
 from agent_rl.environments.maths.rewards import answers_equal
 from agent_rl.evaluation.problems import chosen_problems
-from agent_rl.learning.tiny import initialise_model
 from agent_rl.messages import Transcript
 from tests.end_to_end.processes import finish
 from tests.end_to_end.test_eval import begin
+from tests.end_to_end.topologies import write_model
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 RECIPES = {"evaluate_maths": 4, "evaluate_gpqa": 1}
@@ -114,9 +114,7 @@ def test_a_recipe_runs_to_its_table_on_short_files(folder, recipe):
     files = sorted((folder / "data").rglob("*.jsonl"))
     for file in files:
         file.write_text("".join(file.read_text().splitlines(keepends=True)[:2]))
-    shape = {"hidden_size": 32, "layers": 1, "heads": 2, "kv_heads": 1, "head_dim": 16, "mlp_size": 32}
-    spec = InitialiseModel(**shape, max_length=8192, byte_fallback=True)
-    initialise_model(spec, folder / "model", 0)
+    write_model(folder, max_length=8192, byte_fallback=True)
     limits = ["--n", "2", "--max-tokens", "24", "--max-turns", "2", "--out", "out"]
     out = finish(begin(folder, "model", "--topology", f"{recipe}.toml", *limits)).out
     results = json.loads((folder / "out" / "results.json").read_text())

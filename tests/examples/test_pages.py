@@ -30,7 +30,7 @@ TEXTS = PAGES | {"benchmarks/README.md": (ROOT / "benchmarks" / "README.md").rea
 RUN_BY = {
     "README.md": "tests/agent_rl/test_calls.py",
     "docs/coming_from.md": "tests/agent_rl/test_calls.py",
-    "docs/write_an_actor.md": "tests/examples/test_guide.py",
+    "docs/write_an_actor.md": "tests/examples/test_guides.py",
     "docs/write_a_tool.md": "tests/examples/test_environment_guide.py",
     "docs/write_an_environment.md": "tests/examples/test_environment_guide.py",
     "docs/adapters.md": "tests/end_to_end/test_mcp.py",
@@ -38,7 +38,7 @@ RUN_BY = {
     "docs/python.md": "tests/test_import_rule.py",
     "docs/choosing_problems.md": "tests/examples/test_pages.py",
     "docs/harnesses.md": "tests/examples/test_pages.py",
-    **{page: "tests/examples/test_guide.py" for page in PAGES if page.startswith("docs/tutorials/")},
+    **{page: "tests/examples/test_guides.py" for page in PAGES if page.startswith("docs/tutorials/")},
 }
 """The test that runs the Python of a page."""
 

@@ -1,14 +1,12 @@
 """One substitute for each role: it keeps its role's contract, and one changed line of a topology runs it."""
 
-from __future__ import annotations
-
 import os
 import random
 import shutil
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,10 +16,8 @@ from actors.roc_filter.replay import decode_stored
 from agent_rl.config.load import load_topology
 from agent_rl.environments.base import BadArgumentError, ToolOutput
 from agent_rl.groups.resampling import made_up_groups
-from agent_rl.learning.losses.base import LossSettings, MicroBatch, reduced
-from agent_rl.learning.losses.grpo import grpo
+from agent_rl.learning.losses.base import LossSettings, MicroBatch, Terms, reduced
 from agent_rl.learning.losses.gspo import gspo
-from agent_rl.records.audit import audit
 from agent_rl.records.journal import Journal
 from agent_rl.scheduling.policies.base import EngineFacts, WaitingTurn
 from agent_rl.scheduling.policies.check import check_policy
@@ -32,8 +28,8 @@ from examples.substitutes.fenced_generator import FencedGenerator
 from examples.substitutes.group_affinity_scheduler import GroupAffinity, GroupAffinityScheduler
 from examples.substitutes.sequence_ratio_loss import sequence_ratio
 from examples.substitutes.shortest_correct_filter import ShortestCorrectFilter
-from tests.end_to_end.processes import SECONDS, rows
-from tests.examples.guide import FILES, LINES, played
+from tests.end_to_end.processes import balanced, finish, rows, start
+from tests.examples.following import FILES, LINES
 
 ROOT = Path(__file__).parent.parent.parent
 QUICKSTART = ROOT / "examples" / "quickstart" / "quickstart.toml"
@@ -74,7 +70,7 @@ class TestShortestCorrectFilter(FilterContract):
 # Each does what it is for ---------------------------------------------------------------------------------------------
 
 
-def test_the_filter_keeps_the_shortest_correct_rollouts(tmp_path: Path) -> None:
+def test_the_filter_keeps_the_shortest_correct_rollouts(tmp_path):
     topology = load_topology(QUICKSTART)
     subject = ShortestCorrectFilter.on_trial(topology, ShortestCorrectFilter.Settings())
     for group in made_up_groups(16, 2):
@@ -85,7 +81,7 @@ def test_the_filter_keeps_the_shortest_correct_rollouts(tmp_path: Path) -> None:
         assert len(kept) == min(topology.algorithm.keep, len(group))
 
 
-def test_the_policy_keeps_a_group_together_as_long_as_it_fits() -> None:
+def test_the_policy_keeps_a_group_together_as_long_as_it_fits():
     policy = GroupAffinity()
     check_policy(policy)
     policy = GroupAffinity()
@@ -102,7 +98,7 @@ def test_the_policy_keeps_a_group_together_as_long_as_it_fits() -> None:
     ("expression", "value"),
     [("1 + 2 * 3", 7), ("(3 + 4) * 5 // 2", 17), ("-7 % 3", 2), ("2 ** 10", 1024), ("1 / 4", 0.25), (" +5 ", 5)],
 )
-def test_the_calculator_calculates(expression: str, value: float) -> None:
+def test_the_calculator_calculates(expression, value):
     assert calculator.call_here({"expression": expression}, b"") == ToolOutput("success", value=str(value))
 
 
@@ -110,24 +106,24 @@ def test_the_calculator_calculates(expression: str, value: float) -> None:
     "expression",
     ["", "1 +", "__import__('os')", "x", "2 ** 9999999", "9 ** 9 ** 9", "1 / 0", "True", "'a' * 9", "[1]", "1; 2"],
 )
-def test_what_is_no_arithmetic_is_refused_at_once(expression: str) -> None:
+def test_what_is_no_arithmetic_is_refused_at_once(expression):
     with pytest.raises((ArithmeticError, SyntaxError, ValueError)):
         calculator.call_here({"expression": expression}, b"")
     with pytest.raises(BadArgumentError, match="at most 500 characters"):
         calculator.call_here({"expression": "1+" * 300}, b"")
 
 
-def test_the_loss_clips_responses_not_tokens_and_weighs_them_alike() -> None:
-    mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]], dtype=torch.bool)
-    settings = LossSettings(clip_low=0.1, clip_high=0.1)
-
-    def evaluate_at(logprobs: list[list[float]], loss: Any = sequence_ratio) -> Any:
-        now = torch.tensor(logprobs, requires_grad=True)
-        zero, advantages = torch.zeros(2, 4), torch.tensor([[1.0], [-1.0]])
+def test_the_loss_is_the_built_in_one_of_whole_responses():
+    draw, mask = torch.Generator().manual_seed(0), torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]], dtype=torch.bool)
+    settings = LossSettings(clip_low=0.1, clip_high=0.1, correction_cap=1.1)
+    clipped, capped = set[bool](), set[bool]()
+    for _ in range(20):
+        now, proximal, behaviour = (torch.randn(2, 4, generator=draw) / 4 * mask for _ in range(3))
+        advantages = torch.randn(2, 1, generator=draw)
         batch = MicroBatch(
-            logprobs=now,
-            proximal=zero,
-            behaviour=zero,
+            logprobs=now.requires_grad_(),
+            proximal=proximal,
+            behaviour=behaviour,
             mask=mask,
             turns=torch.zeros(2, 4, dtype=torch.int64),
             advantages=advantages,
@@ -136,27 +132,25 @@ def test_the_loss_clips_responses_not_tokens_and_weighs_them_alike() -> None:
             sequences=2,
             max_response_tokens=4,
         )
-        made, sums = reduced(batch, loss(batch, settings), settings)
-        return float(made.detach()), torch.autograd.grad(made, now)[0], float(sums.clip_share)
-
-    loss, gradient, clipped = evaluate_at([[0.0] * 4, [0.0] * 4])
-    assert (loss, clipped) == (0.0, 0.0)  # four tokens against two, and yet they balance
-    assert evaluate_at([[0.0] * 4, [0.0] * 4], grpo)[0] == pytest.approx((-4 + 2) / 6)
-    assert (gradient * mask).tolist() == [[-1 / 8] * 4, [1 / 4, 1 / 4, 0.0, 0.0]]
-    for logprobs in ([[0.3, -0.1, -0.1, -0.1], [0.0] * 4], [[0.3] * 4, [0.1, 0.2, 0.0, 0.0]]):  # as the built-in one
-        assert evaluate_at(logprobs, gspo)[0] == evaluate_at(logprobs)[0]
-    # One token far off, the mean of its response within the range: nothing is clipped.
-    _, gradient, clipped = evaluate_at([[0.3, -0.1, -0.1, -0.1], [0.0] * 4])
-    assert clipped == 0.0
-    assert gradient[0].tolist() == pytest.approx([-1 / 8] * 4, rel=1e-5)
-    # The whole response beyond it: all four of its tokens are.
-    loss, gradient, clipped = evaluate_at([[0.3] * 4, [0.0] * 4])
-    assert clipped == 4.0
-    assert gradient[0].tolist() == [0.0] * 4
-    assert loss == pytest.approx((-1.1 + 1) / 2)
+        own, expected = sequence_ratio(batch, settings), gspo(batch, settings)
+        for field in fields(Terms):
+            torch.testing.assert_close(getattr(own, field.name), getattr(expected, field.name))
+        gradients = [torch.autograd.grad(reduced(batch, terms, settings)[0], now)[0] for terms in (own, expected)]
+        torch.testing.assert_close(*gradients)
+        clipped.update(own.clipped.flatten().tolist())
+        capped.update(own.capped.flatten().tolist())
+    assert clipped == capped == {True, False}
 
 
 # One changed line runs it ---------------------------------------------------------------------------------------------
+
+
+def played(text: str, role: str, class_path: str) -> str:
+    """A topology with one role played by another class."""
+    table = next((line for line in text.splitlines() if line.startswith(f"[actors.{role}]")), "")
+    if not table:
+        return f'{text}[actors.{role}]\nclass = "{class_path}"\n'
+    return text.replace(table, f'{table}\nclass = "{class_path}"')
 
 
 @pytest.mark.parametrize("role", SUBSTITUTES)
@@ -208,24 +202,20 @@ def run_short(directory: Path, roles: list[str], *more: str, path: Path) -> None
     changes |= {"stages.3.problems": 10}
     sizes = {"hidden_size": 32, "layers": 1, "heads": 2, "kv_heads": 1, "head_dim": 16, "mlp_size": 64}
     changes |= {f"model.initialise.{name}": size for name, size in sizes.items()}
-    changes |= {f"actors.{role}.class": SUBSTITUTES[role] for role in roles}
-    overrides = [f"{key}={value}" for key, value in changes.items()] + list(more)
-    command = [sys.executable, "-m", "actors.cli", "run", str(path)]
-    command += [argument for override in overrides for argument in ("--set", override)]
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=SECONDS, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    balance = audit(directory)
-    assert balance.balanced, balance.lines()
-    assert (balance.steps, balance.open) == (4, 0)
+    settings = [
+        *(f"{key}={value}" for key, value in changes.items()),
+        *(f"actors.{role}.class={SUBSTITUTES[role]}" for role in roles),
+        *more,
+    ]
+    finish(start(path, *settings, PYTHONPATH=environment()["PYTHONPATH"]))
+    balanced(directory, steps=4)
     for role, production in PRODUCTION.items():
         started = [row for row in rows(directory / "logs" / f"{role}.0.jsonl") if row["event"] == "started"]
         assert started[0]["actor_class"] == (SUBSTITUTES[role] if role in roles else production)
 
 
 @pytest.mark.slow  # each of them passes its role's contract in the fast set
-def test_all_at_once_train_beside_the_guides_own_actor(tmp_path: Path) -> None:
+def test_all_at_once_train_beside_the_guides_own_actor(tmp_path):
     copy_examples(tmp_path)
     path = tmp_path / "mine.toml"
     path.write_text(QUICKSTART.read_text() + LINES[1])
@@ -262,14 +252,12 @@ def test_all_at_once_train_beside_the_guides_own_actor(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("role", SUBSTITUTES)
-def test_each_alone_trains(role: str, tmp_path: Path) -> None:
+def test_each_alone_trains(role, tmp_path):
     copy_examples(tmp_path)
     run_short(tmp_path, [role], path=Path(shutil.copy(QUICKSTART, tmp_path)))
 
 
-def test_a_broken_loss_is_refused_before_anything_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_broken_loss_is_refused_before_anything_starts(tmp_path, monkeypatch, capsys):
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "backwards.py").write_text(
         "from dataclasses import replace\n\nfrom agent_rl.learning.losses.grpo import grpo\n\n\n"
