@@ -29,10 +29,10 @@ from typing import Any
 import trio
 
 from actors.sandbox.isolation.control_groups import ControlGroups, control_groups
-from actors.sandbox.isolation.jail import WORK, Jail
 from actors.sandbox.isolation.levels import outer_users, visible
 from actors.sandbox.owner.programs import Zygote, installation
 from actors.sandbox.owner.relay import relay
+from actors.sandbox.programs.jail import WORK, Jail
 from benchmarks.command import Failure
 from benchmarks.reporting import percentile, print_figures, print_table
 

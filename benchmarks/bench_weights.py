@@ -27,7 +27,7 @@ from typing import IO, Any, cast
 import structlog
 import trio
 
-from actors.rollout_generator.serving import ServedPolicy
+from actors.rollout_generator.policy_updates import ServedPolicy
 from actors.weights.files import PublishedWeights
 from agent_rl import messages
 from agent_rl.messages import PolicyPublished, PolicyVersion, WeightsPart, WeightsWanted

@@ -26,9 +26,9 @@ from actors.processor_time import seconds_of_children
 from actors.rollout_generator.agent_loop import AgentLoop, EnvironmentFaultError, TaskFaultError
 from actors.rollout_generator.harness import Harnesses
 from actors.rollout_generator.kept_turns import LINK, KeptTurns
+from actors.rollout_generator.policy_updates import EngineTurns, ServedPolicy, shares_device
 from actors.rollout_generator.running import Running, RunningRollouts
 from actors.rollout_generator.served import ServedRollouts
-from actors.rollout_generator.serving import EngineTurns, ServedPolicy, shares_device
 from actors.rollout_generator.sessions import Sessions
 from actors.rollout_generator.starting import RolloutGeneratorSettings, long_prompts, make_engine, require_append_only
 from actors.rollout_generator.tool_calls import ToolCaller, ToolsUnavailableError

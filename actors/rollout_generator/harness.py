@@ -29,11 +29,11 @@ import trio
 from actors.rollout_generator.agent_loop import AgentLoop, EnvironmentFaultError, TaskFaultError
 from actors.rollout_generator.tool_calls import ToolsUnavailableError, first_of
 from actors.sandbox.isolation.control_groups import ControlGroups, control_groups
-from actors.sandbox.isolation.jail import WORK, Jail
 from actors.sandbox.isolation.levels import outer_users, visible
 from actors.sandbox.owner.containers import MAKE_SECONDS, Containers, Docker, Limits
 from actors.sandbox.owner.programs import START_SECONDS, WARDEN_LOST, Program, StartError, Zygote, installation
 from actors.sandbox.owner.relay import relay
+from actors.sandbox.programs.jail import WORK, Jail
 from agent_rl.config.hidden import is_reference, with_environment, without
 from agent_rl.config.plugins import called
 from agent_rl.environments.harness import HarnessOutcome, told_of, whose_fault

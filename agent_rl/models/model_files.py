@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 from agent_rl.files import reading_json
 from agent_rl.models import architectures
-from agent_rl.models.templates import template_fault
+from agent_rl.models.template_trial import template_fault
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")

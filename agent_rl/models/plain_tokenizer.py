@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from agent_rl.models.model_files import ModelFiles, Unreadable, read_json
-from agent_rl.models.templates import compiled
+from agent_rl.models.template_trial import compiled
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

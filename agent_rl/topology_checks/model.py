@@ -17,7 +17,7 @@ from agent_rl.models.devices import Machine, device_fault
 from agent_rl.models.hub import HubError, described_model, is_hub_name
 from agent_rl.models.model_files import MEND, SAVE_AGAIN, ModelFiles, Unreadable, read_template, vocabulary_fault
 from agent_rl.models.shapes import LEAST_WEIGHTS
-from agent_rl.models.templates import template_fault
+from agent_rl.models.template_trial import template_fault
 from agent_rl.rollout.prompts import OURS, template_file
 from agent_rl.topology_checks.facts import Facts
 from agent_rl.topology_checks.memory import GENERATOR, LEARNER, shape_of

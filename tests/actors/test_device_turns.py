@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 
 from actors.engines.base import EngineRefusedError
 from actors.learner.learner import DeviceTurns, still_on_device
-from actors.rollout_generator.serving import sleeper, still_asleep
+from actors.rollout_generator.policy_updates import sleeper, still_asleep
 from actors.rollout_generator.starting import RolloutGeneratorSettings, make_engine
 from actors.weights.files import model_directory
 from agent_rl.config.standard import DEVICE

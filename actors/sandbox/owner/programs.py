@@ -24,8 +24,8 @@ from typing import Any
 import trio
 
 from actors.sandbox.isolation.control_groups import ControlGroups
-from actors.sandbox.isolation.jail import Jail
 from actors.sandbox.isolation.syscalls import ARCHITECTURES, jail_program
+from actors.sandbox.programs.jail import Jail
 from agent_rl.files.leftovers import temporary_directory
 
 OUTPUT_CHARS = 16 * 1024

@@ -40,8 +40,8 @@ from functools import partial
 from typing import Any
 
 from actors.sandbox.isolation import kernel
-from actors.sandbox.isolation.jail import CHECKED, CHECKER, WRITABLE, become
 from actors.sandbox.isolation.namespaces import INSIDE
+from actors.sandbox.programs.jail import CHECKED, CHECKER, WRITABLE, become
 
 MOST_DESCRIPTORS = 4096
 FILE_BYTES, FILES_BYTES, MOST_FILES = 64 * 1024, 1024 * 1024, 256

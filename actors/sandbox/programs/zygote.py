@@ -27,7 +27,7 @@ from typing import Any
 
 sys.path[0] = str(Path(__file__).resolve().parents[3])  # in place of this file's folder
 
-from actors.sandbox.isolation.jail import Jail, leave, settle  # noqa: E402
+from actors.sandbox.programs.jail import Jail, leave, settle  # noqa: E402
 from actors.sandbox.programs.warden import Warden, guard  # noqa: E402
 
 del sys.path[0]

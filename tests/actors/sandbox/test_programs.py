@@ -16,10 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.sandbox.isolation.control_groups import ControlGroups, control_groups
-from actors.sandbox.isolation.jail import WORK, Jail
 from actors.sandbox.isolation.levels import outer_users, visible
 from actors.sandbox.owner.programs import Program, StartError, Zygote, installation
 from actors.sandbox.owner.relay import is_proxied, relay, wanted
+from actors.sandbox.programs.jail import WORK, Jail
 from tests.actors.gateway.stand import free_port
 from tests.actors.sandbox.running import commands
 from tests.end_to_end.processes import wait_for

@@ -308,7 +308,7 @@ def test_a_model_that_cannot_be_served_is_refused_by_what_its_files_say(
     damaged = Path(shutil.copytree(model, tmp_path / "model"))
     damage(damaged)
     if "did not render" in told:
-        monkeypatch.setattr("agent_rl.models.templates.TRIAL_SECONDS", 1.0)
+        monkeypatch.setattr("agent_rl.models.template_trial.TRIAL_SECONDS", 1.0)
     try:
         said = [f"{message}; {remedy}" for message, remedy in ModelFiles.read(damaged).faults()]
     except Unreadable as error:

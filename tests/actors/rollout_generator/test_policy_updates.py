@@ -16,7 +16,7 @@ import trio
 from trio.testing import MockClock
 
 from actors.engines.base import EngineError, EngineRefusedError
-from actors.rollout_generator.serving import (
+from actors.rollout_generator.policy_updates import (
     AGAIN_SECONDS,
     FIRST_ATTEMPTS,
     OFFER_SECONDS,
