@@ -33,6 +33,8 @@ CONNECT_SECONDS = 8.0
 """How long it may take for a new session; one of our own that takes longer hangs, and is ended."""
 PLACE_SECONDS, AGAIN_SECONDS = 25.0, 0.05
 """How long a rollout waits for a place at the server, and for how long until it asks again."""
+ENDING_SECONDS = 1.0
+"""A server of our own that ends closes its connections first, and is gone within this time."""
 SESSIONS = 1024
 """Open sessions; the one that was asked the longest ago is ended for another."""
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -184,8 +186,10 @@ class Sessions:
                 if len(self._open) > SESSIONS:
                     await self.end(next(iter(self._open)))
                 await session.play(actions)
-        except BaseException:  # nobody knows the state of the episode
+        except BaseException as error:  # nobody knows the state of the episode
             await self.end(rollout)
+            if self.own and isinstance(error, Exception) and not isinstance(error, RuntimeError):
+                await asyncio.sleep(ENDING_SECONDS)  # so that no other rollout asks a server that ends
             raise
         if given["last"]:
             await self.end(rollout)

@@ -288,10 +288,7 @@ async def test_a_server_that_dies_or_hangs_harms_its_rollout_alone_and_leaves_no
         problem = made.problems().problem(0, 0)
         honest = Context(servers, problem, "honest")
         transcript = await played(made, honest, ["wrong"])
-        ends = (
-            "The server 'openenv' of this tool ended during the call|ConnectionClosedError"  # whichever is heard first
-        )
-        with pytest.raises(RuntimeError, match=f"took no step: ({ends})"):
+        with pytest.raises(RuntimeError, match="took no step: The server 'openenv' of this tool ended during the call"):
             await played(made, Context(servers, problem, "bad"), ["die"])
         await played(made, Context(servers, problem, "next"), ["wrong"])  # it is started again
         with pytest.raises(trio.TooSlowError):

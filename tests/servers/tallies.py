@@ -33,6 +33,8 @@ class Tally(Environment):
 
     def step(self, action: Said) -> Shown:
         if action.text == "die":
+            os.closerange(3, 1024)  # as a server does on a busy machine: its connections close, and then it ends
+            time.sleep(0.3)
             os._exit(7)
         if action.text == "raise":
             raise ValueError("no number")
