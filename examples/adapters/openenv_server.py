@@ -189,7 +189,7 @@ class Sessions:
         except BaseException as error:  # nobody knows the state of the episode
             await self.end(rollout)
             if self.own and isinstance(error, Exception) and not isinstance(error, RuntimeError):
-                await asyncio.sleep(ENDING_SECONDS)  # so that no other rollout asks a server that ends
+                await asyncio.sleep(ENDING_SECONDS)  # then the caller hears of its end, and asks the next one
             raise
         if given["last"]:
             await self.end(rollout)

@@ -35,11 +35,11 @@ class Terminal:
         """What is shown up to a text. ``again`` is typed after each second of silence."""
         end = time.monotonic() + SECONDS
         while text not in self.said:
-            if again and not select.select([self._file], [], [], 1.0)[0]:
+            assert time.monotonic() < end, self.said
+            if select.select([self._file], [], [], 1.0)[0]:
+                self.said += os.read(self._file, 65536).decode(errors="replace")
+            else:
                 self.types(again)
-            ready, _, _ = select.select([self._file], [], [], max(0.0, end - time.monotonic()))
-            assert ready, self.said
-            self.said += os.read(self._file, 65536).decode(errors="replace")
         found, _, self.said = self.said.partition(text)
         return found
 
