@@ -7,8 +7,8 @@
 For each seed the model is taught by the recipe's supervised stage. From there: ``rl``, the recipe; ``roc_off``, without
 resampling; ``synchronous``; ``random``, rewards by a coin; ``rft``, supervised training on the taught model's own
 right rollouts; ``demonstrations``, supervised training on more demonstrations. The last two get the minutes that ``rl``
-took with this seed: ``rft`` four fifths of them to sample, the rest to train. ``direct`` and ``reasoned`` ask the model
-as it came, without tools. Every one ends with the recipe's last evaluation.
+took with this seed: ``rft`` at most half of them to sample, four times each problem, and the rest to train. ``direct``
+and ``reasoned`` ask the model as it came, without tools. Every one ends with the recipe's last evaluation.
 
 ``rates`` has the recipe at a tenth of its learning rate, at the rate, and at ten times the rate, each with
 ``algorithm.target_kl`` as the recipe has it and without: `rates.worst_over_best` is how far the rate decides. Where
@@ -63,10 +63,8 @@ RATES = (0.1, 1.0, 10.0)
 """Of the recipe's."""
 UNBOUNDED = "algorithm.target_kl=0.0"
 EFFECTIVE_MINUTES, KILL_MINUTES = 20.0, 5.0
-SAMPLED_SHARE = 0.8
-"""Of the minutes of rejection fine-tuning, those in which rollouts are sampled."""
-NO_RATE = 1e-12
-"""A learning rate that changes nothing."""
+SAMPLED_SHARE, SAMPLES = 0.5, 4
+"""Of the minutes of rejection fine-tuning, those in which rollouts are sampled at most; and of each problem."""
 
 
 @dataclass
@@ -202,15 +200,17 @@ def one_seed(options: Options, recipe: Recipe, seed: int) -> dict[str, dict[str,
             found[variant] = make(recipe, folder / variant, [*common, chosen, recipe.stages(recipe.after)])
         elif variant == "rft":
             minutes = _minutes(found, folder)
-            rollouts = recipe.reinforced(learning_rate=NO_RATE, evaluate=None, schedule="constant")
-            sampling = [*taught, f"run.max_minutes={SAMPLED_SHARE * minutes:.3g}", recipe.stages(rollouts)]
-            make(recipe, folder / "rft-rollouts", sampling)
+            lengths = {key: getattr(recipe.rl, key) for key in ("max_response_tokens", "max_turns")}
+            select = {"kind": "select", "samples": SAMPLES, **lengths}
+            stages = recipe.stages(select, recipe.reinforced(steps=1, evaluate=None))  # a selection is for a stage
+            sampling = [*taught, f"run.max_minutes={SAMPLED_SHARE * minutes:.3g}", stages]
+            minutes -= make(recipe, folder / "rft-rollouts", sampling)["minutes"]
             rows = folder / "rft.jsonl"
             exported = [sys.executable, "-m", "actors.cli", "export", str(folder / "rft-rollouts" / "run"), "--right"]
             subprocess.run([*exported, "--output", str(rows)], check=True)
             if not rows.stat().st_size:
                 raise Failure(f"seed {seed}, rft: none of the taught model's rollouts is right")
-            found[variant] = _taught_on(recipe, folder / variant, taught, rows, minutes * (1 - SAMPLED_SHARE))
+            found[variant] = _taught_on(recipe, folder / variant, taught, rows, minutes)
         elif variant == "demonstrations":
             if not options.more:
                 raise Failure("demonstrations: name a file of them with --more")

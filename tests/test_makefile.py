@@ -2,9 +2,11 @@
 
 import shutil
 import subprocess
+from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
+from packaging.specifiers import SpecifierSet
 
 ROOT = Path(__file__).parent.parent
 
@@ -18,16 +20,9 @@ def commands(tmp_path, tools=(), settings=(), *, dry=True):
     for tool in ("make", "touch"):
         (tmp_path / tool).unlink(missing_ok=True)
         (tmp_path / tool).symlink_to(shutil.which(tool))
-    make = [
-        tmp_path / "make",
-        *(["--dry-run"] if dry else []),
-        "install",
-        f"VENV={tmp_path / 'environment'}",
-        *settings,
-    ]
-    return subprocess.run(
-        make, cwd=ROOT, env={"PATH": str(tmp_path)}, capture_output=True, text=True, check=False, timeout=60
-    )
+    make = [tmp_path / "make", "install", f"VENV={tmp_path / 'environment'}", *settings, *(["--dry-run"] * dry)]
+    path = {"PATH": str(tmp_path)}
+    return subprocess.run(make, cwd=ROOT, env=path, capture_output=True, text=True, check=False, timeout=60)
 
 
 @pytest.mark.parametrize(
@@ -42,8 +37,7 @@ def commands(tmp_path, tools=(), settings=(), *, dry=True):
 )
 def test_the_build_of_pytorch_is_that_of_the_machine_or_the_one_that_is_asked_for(tmp_path, tools, settings, expected):
     printed = commands(tmp_path, tools, settings).stdout
-    (line,) = (line for line in printed.splitlines() if '"torch' in line)
-    assert line.endswith(f" {expected}")
+    assert [line.endswith(f" {expected}") for line in printed.splitlines() if '"torch' in line] == [True]
 
 
 def test_an_empty_torch_takes_that_of_the_python(tmp_path):
@@ -63,6 +57,12 @@ def test_no_cuda_build_is_installed_beside_rocm(tmp_path, tool):
     assert "make install TORCH=torch TORCH_INDEX=ADDRESS" in done.stderr
     python.write_text("#!/bin/sh\nexit 0\n")  # one with it
     assert commands(tmp_path, (tool,), dry=False).returncode == 0
+
+
+def test_what_the_lock_installs_allows_the_oldest_python_that_is_promised():
+    locked = set((ROOT / "development.lock").read_text().split())
+    needs = {each.metadata["Requires-Python"] for each in distributions() if f"{each.name}=={each.version}" in locked}
+    assert {"3.11.0" in SpecifierSet(need or "") for need in needs} == {True}, needs
 
 
 def test_programs_that_cannot_be_installed_are_said_and_end_nothing(tmp_path):
