@@ -14,7 +14,7 @@ and ``reasoned`` ask the model as it came, without tools. Every one ends with th
 ``algorithm.target_kl`` as the recipe has it and without: `rates.worst_over_best` is how far the rate decides. Where
 problems have a ``subject``, greedy success is given for each before and after, and `kinds.worst` is the largest loss.
 ``effective`` trains for twenty minutes undisturbed, and as long while a random actor is killed every five:
-`effective_time` is the share of the wall time, from the command on, that the steps take at the median pace undisturbed.
+`effective_time` is the share of the wall time, from the command on, that the steps take at the mean pace undisturbed.
 
 Runs go one after the other into --out. A run that is there is not made again, and one that was cut goes on, so hours of
 machine time may be spent in parts. `real.json` in --out has every figure.
@@ -33,7 +33,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import KW_ONLY, dataclass
-from itertools import chain, pairwise
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -290,7 +290,7 @@ def effective_figures(runs: Mapping[int, Mapping[str, Mapping[str, Any]]], out: 
         folders = (out / f"seed-{seed}" / name / "run" for name in ("effective", "effective-killed"))
         rows = [map(json.loads, (each / "metrics.jsonl").read_text().splitlines()) for each in folders]
         steps = [[row["seconds"] for row in each if row["kind"] == "step"] for each in rows]
-        pace = statistics.median(after - before for before, after in pairwise(steps[0]))
+        pace = (steps[0][-1] - steps[0][0]) / (len(steps[0]) - 1)
         for share, ended in zip(shares.values(), steps, strict=True):
             share.append(len(ended) * pace / (60 * EFFECTIVE_MINUTES))
     return {name: statistics.fmean(share) for name, share in shares.items() if share}
