@@ -23,7 +23,6 @@ machine time may be spent in parts. `real.json` in --out has every figure.
 from __future__ import annotations
 
 import json
-import math
 import os
 import random
 import signal
@@ -33,11 +32,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
-
-import trio
 
 from agent_rl.config.examples import topology_file
 from agent_rl.config.load import load_topology
@@ -45,7 +43,7 @@ from agent_rl.config.topology import RlStage, SftStage, Topology
 from agent_rl.records.journal import read_journal, stored_decoder
 from benchmarks.command import Failure, Overrides
 from benchmarks.reporting import print_figures, print_table
-from benchmarks.runs import RunFailed, guarded, running
+from benchmarks.runs import Kill, Run, guarded, made
 
 Variant = Literal[
     "rl", "roc_off", "synchronous", "random", "rft", "demonstrations", "direct", "reasoned", "rates", "effective"
@@ -62,7 +60,7 @@ WITHOUT_TOOLS = {
 RATES = (0.1, 1.0, 10.0)
 """Of the recipe's."""
 UNBOUNDED = "algorithm.target_kl=0.0"
-EFFECTIVE_MINUTES, KILL_MINUTES = 20.0, 5.0
+EFFECTIVE_MINUTES = 20.0
 SAMPLED_SHARE, SAMPLES = 0.5, 4
 """Of the minutes of rejection fine-tuning, those in which rollouts are sampled at most; and of each problem."""
 
@@ -128,19 +126,9 @@ def _value(value: Any) -> str:
     return json.dumps(str(value) if isinstance(value, Path) else value)
 
 
-def make(recipe: Recipe, folder: Path, settings: Sequence[str], kills: random.Random | None = None) -> dict[str, Any]:
-    """Make a run, or go on with it; its summary. Raises RunFailed, also for one that was made with other settings.
-
-    With ``kills`` a random actor is killed from time to time.
-    """
-    done = folder / "done.json"
-    if done.exists():
-        if json.loads(done.read_text()) != list(settings):
-            raise RunFailed(f"{folder} holds a run that was made with other settings; choose another --out")
-    else:
-        folder.mkdir(parents=True, exist_ok=True)
-        trio.run(_run, recipe.file, folder, settings, kills)
-        done.write_text(json.dumps(list(settings)))
+def make(recipe: Recipe, folder: Path, settings: Sequence[str], kill: Kill | None = None) -> dict[str, Any]:
+    """Make a run, or go on with it, as `made` does; its summary."""
+    made(recipe.file, folder, settings, kill)
     summary: dict[str, Any] = json.loads((folder / "run" / "summary.json").read_text())
     return summary | guarded(folder / "run") | {"kinds": kinds(folder / "run")}
 
@@ -159,19 +147,8 @@ def kinds(run: Path) -> dict[str, tuple[int, int]]:
     return found
 
 
-async def _run(file: Path, folder: Path, settings: Sequence[str], kills: random.Random | None) -> None:
-    async with running(file, folder, settings) as run, trio.open_nursery() as nursery:
-        if kills is not None:
-            nursery.start_soon(_kill, run.process.pid, kills)
-        await run.wait(math.inf)
-        nursery.cancel_scope.cancel()
-
-
-async def _kill(supervisor: int, rng: random.Random) -> None:
-    """Kill an actor of a supervisor's every `KILL_MINUTES`."""
-    while True:
-        await trio.sleep(60 * KILL_MINUTES)
-        os.kill(rng.choice(_actors(supervisor)), signal.SIGKILL)
+def _kill(kills: random.Random, run: Run) -> None:
+    os.kill(kills.choice(_actors(run.process.pid)), signal.SIGKILL)
 
 
 def _actors(supervisor: int) -> list[int]:
@@ -192,8 +169,9 @@ def one_seed(options: Options, recipe: Recipe, seed: int) -> dict[str, dict[str,
     common = [f"run.seed={seed}", 'run.keep_trajectories="all"', *options.overrides]
     before = recipe.after | {"name": "before"}
     found = {"taught": make(recipe, folder / "taught", [*common, recipe.stages(recipe.supervised(), before)])}
-    model = [setting for setting in common if not setting.startswith("model.path")]
-    taught = [*model, f'model.path="{newest(folder / "taught")}"']
+    kept = recipe.topology.model.model_dump(exclude_unset=True, exclude={"initialise"})
+    taught = [each for each in common if not each.startswith("model.")]
+    taught.append(f"model={_table(kept | {'path': newest(folder / 'taught')})}")
     for variant in options.only:
         if variant in WITHOUT_TOOLS:
             chosen = f'environments.0={{class = "{WITHOUT_TOOLS[variant]}", settings = {_settings(recipe)}}}'
@@ -228,8 +206,8 @@ def one_seed(options: Options, recipe: Recipe, seed: int) -> dict[str, dict[str,
         elif variant == "effective":
             rl = recipe.reinforced(steps=100_000, schedule="constant", evaluate=None)
             bounds = [*taught, f"run.max_minutes={EFFECTIVE_MINUTES}", recipe.stages(rl)]
-            for name, kills in (("effective", False), ("effective-killed", True)):
-                found[name] = make(recipe, folder / name, bounds, kills=random.Random(seed) if kills else None)
+            for name, kill in (("effective", None), ("effective-killed", partial(_kill, random.Random(seed)))):
+                found[name] = make(recipe, folder / name, bounds, kill)
             continue
         else:
             stages = recipe.stages(recipe.reinforced(), recipe.after)
@@ -304,8 +282,9 @@ def kind_figures(runs: Mapping[int, Mapping[str, Mapping[str, Any]]]) -> dict[st
         for variant, summary in found.items():
             after = summary["kinds"]
             rows += [(seed, variant, kind, f"{right}/{asked}") for kind, (right, asked) in sorted(after.items())]
-            changes = [after[kind][0] / after[kind][1] - right / asked for kind, (right, asked) in before.items()]
-            if variant != "taught" and changes:
+            both = after.keys() & before.keys() if variant != "taught" else ()
+            changes = [after[kind][0] / after[kind][1] - before[kind][0] / before[kind][1] for kind in both]
+            if changes:
                 worst[f"kinds.worst_{variant}"] = min(worst.get(f"kinds.worst_{variant}", 1.0), *changes)
     if rows:
         print_table("right greedily, by kind", ("seed", "what", "kind", "right"), rows)

@@ -23,6 +23,8 @@ from benchmarks.command import Failure
 
 LOOK_SECONDS = 0.5
 """How often a run's timeline is looked at; its rows are a second long."""
+KILL_SECONDS = 300.0
+"""Between the kills of a run that is killed on purpose."""
 ENDING_SECONDS = 180.0
 RUN_SECONDS = 3600.0
 
@@ -163,6 +165,9 @@ def guarded(directory: Path) -> Counter[str]:
     )
 
 
+Kill = Callable[[Run], None]
+
+
 @asynccontextmanager
 async def running(
     file: Path, folder: Path, overrides: Sequence[str], *, up: Sequence[str] | None = None
@@ -188,10 +193,10 @@ async def running(
                 await process.wait()
 
 
-def made(file: Path, folder: Path, overrides: Sequence[str]) -> None:
+def made(file: Path, folder: Path, overrides: Sequence[str], kill: Kill | None = None) -> None:
     """Make a run and wait for its end, unless it is there already. A run that was cut goes on.
 
-    Raises RunFailed, also for a run that was made with other settings.
+    ``kill`` is called every `KILL_SECONDS` of it. Raises RunFailed, also for a run that was made with other settings.
     """
     done = folder / "done.json"
     if done.exists():
@@ -199,12 +204,19 @@ def made(file: Path, folder: Path, overrides: Sequence[str]) -> None:
             raise RunFailed(f"{folder} holds a run that was made with other settings; choose another --out")
         return
     folder.mkdir(parents=True, exist_ok=True)
-    trio.run(finished, file, folder, overrides, math.inf)
+    trio.run(finished, file, folder, overrides, math.inf, kill)
     done.write_text(json.dumps(list(overrides)))
 
 
-async def finished(file: Path, folder: Path, overrides: Sequence[str], seconds: float = RUN_SECONDS) -> Run:
-    """A run of `running` that came to its end. Raises RunFailed, also after so many seconds."""
+async def finished(
+    file: Path, folder: Path, overrides: Sequence[str], seconds: float = RUN_SECONDS, kill: Kill | None = None
+) -> Run:
+    """A run of `running` that came to its end, ``kill`` as in `made`. Raises RunFailed, also after so many seconds."""
     async with running(file, folder, overrides) as run:
+        while kill is not None and run.process.returncode is None:
+            with trio.move_on_after(KILL_SECONDS) as within:
+                await run.process.wait()
+            if within.cancelled_caught:
+                kill(run)
         await run.wait(seconds)
         return run
