@@ -7,7 +7,7 @@
 For each seed the model is taught by the recipe's supervised stage. From there: ``rl``, the recipe; ``roc_off``, without
 resampling; ``synchronous``; ``random``, rewards by a coin; ``rft``, supervised training on the taught model's own
 right rollouts; ``demonstrations``, supervised training on more demonstrations. The last two get the minutes that ``rl``
-took with this seed: ``rft`` at most half of them to sample, four times each problem, and the rest to train. ``direct``
+took with this seed: ``rft`` at most half of them to sample, twice each problem, and the rest to train. ``direct``
 and ``reasoned`` ask the model as it came, without tools. Every one ends with the recipe's last evaluation.
 
 ``rates`` has the recipe at a tenth of its learning rate, at the rate, and at ten times the rate, each with
@@ -61,7 +61,7 @@ RATES = (0.1, 1.0, 10.0)
 """Of the recipe's."""
 UNBOUNDED = "algorithm.target_kl=0.0"
 EFFECTIVE_MINUTES = 20.0
-SAMPLED_SHARE, SAMPLES = 0.5, 4
+SAMPLED_SHARE, SAMPLES = 0.5, 2
 """Of the minutes of rejection fine-tuning, those in which rollouts are sampled at most; and of each problem."""
 
 
