@@ -26,6 +26,7 @@ from benchmarks import bench_end_to_end, bench_learner, bench_overlap, learner_t
 from benchmarks.bench_end_to_end import Measured
 from benchmarks.bench_learner import save_model
 from benchmarks.bench_learning import overlap_of
+from benchmarks.bench_real import effective_figures, kind_figures
 from benchmarks.bench_roc import curves, reached
 from benchmarks.bench_throughput import limit
 from benchmarks.bench_transport import SIZES, trajectories
@@ -103,6 +104,19 @@ def test_a_sweep_goes_on_where_it_stopped_and_refuses_other_settings(tmp_path):
     made(tmp_path, tmp_path, ["a=1"])
     with pytest.raises(RunFailed, match="made with other settings"):
         made(tmp_path, tmp_path, ["a=2"])
+
+
+# real -----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_pause_is_lost_time_and_a_run_without_an_evaluation_has_no_kinds(tmp_path):
+    for name, ends in (("effective", (60, 80, 120)), ("effective-killed", (60, 400))):
+        (run := tmp_path / "seed-0" / name / "run").mkdir(parents=True)
+        (run / "metrics.jsonl").write_text("\n".join(json.dumps({"kind": "step", "seconds": each}) for each in ends))
+    found = {"taught": {"kinds": {"sum": (1, 2)}}, "rl": {"kinds": {"sum": (2, 2)}}, "effective": {"kinds": {}}}
+    shares = {"effective_time": 3 * 30 / 1200, "effective_time_under_kills": 2 * 30 / 1200}
+    assert effective_figures({0: found}, tmp_path) == pytest.approx(shares)
+    assert kind_figures({0: found}) == {"kinds.worst_rl": 0.5}
 
 
 # hostile --------------------------------------------------------------------------------------------------------------

@@ -38,17 +38,7 @@ from benchmarks.chaos.accounting import (
 from benchmarks.chaos.actors import LENGTH, TRAINED, ScriptedTurns, Trained, Turns, read_turns, write_model
 from benchmarks.chaos.doing import Done
 from benchmarks.chaos.host import CLOCK, Host, network_fault
-from benchmarks.chaos.plan import (
-    IN_RL,
-    KINDS,
-    MOMENTS,
-    NETWORK,
-    Change,
-    Fault,
-    each_once,
-    in_order,
-    make_plan,
-)
+from benchmarks.chaos.plan import IN_RL, KINDS, MOMENTS, NETWORK, Change, Fault, each_once, in_order, make_plan
 from benchmarks.chaos.sight import Frontier, Lines, Row, Sight, work_seen
 from tests.end_to_end.processes import wait_for
 

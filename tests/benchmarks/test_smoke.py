@@ -170,10 +170,7 @@ SMALLEST = {
     ),
     "chaos: with a model": Smallest(("--short", "--faults", "5", *FEW_FAULTS), CHAOS, nothing_lost),
     "chaos: over three hosts": Smallest(
-        ("--scripted", "--hosts", "--faults", "10", "--seed", "1"),
-        CHAOS,
-        nothing_lost,
-        lambda: skip_without("tc"),
+        ("--scripted", "--hosts", "--faults", "10", "--seed", "1"), CHAOS, nothing_lost, lambda: skip_without("tc")
     ),
     "chaos: programs of others": Smallest(
         ("--agent", "--faults", "6", "--seed", "3", "--kinds", "kill", "double_kill"),

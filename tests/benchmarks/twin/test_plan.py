@@ -127,10 +127,7 @@ def test_the_command_has_a_row_for_each_number_of_engines_and_refuses_in_one_lin
         (["--stage", "sft"], "there is no rl stage sft"),
         (["--steps", "0"], "--steps must be at least 1"),
         (["--policy", "mine"], "settings.policy: "),
-        (
-            ["--policy", "agent_rl.environments.maths:Maths"],
-            "Maths fails before the start with TypeError",
-        ),
+        (["--policy", "agent_rl.environments.maths:Maths"], "Maths fails before the start with TypeError"),
         (["--set", "actors.rollout_generator.settings.kv_tokens=1000"], "kv_total: a rollout of 30600 tokens"),
         (["--set", "algorithm.samples=x"], "algorithm.samples: "),
     ):
