@@ -140,7 +140,7 @@ def kinds(run: Path) -> dict[str, tuple[int, int]]:
         for row in chain.from_iterable(journal.groups(stage=stage, states=("evaluated",)) for stage in (0, 1)):
             opened = decode(row.opened)
             subject = opened.problem.payload.get("subject")
-            for stored in journal.trajectories(row.id) if subject and opened.evaluation.at_step is None else ():
+            for stored in journal.trajectories(row.id) if subject and row.at_step is None else ():
                 if decode(stored.payload).purpose == "evaluate_greedy":
                     right, asked = found.get(subject, (0, 0))
                     found[subject] = right + (stored.judgement is not None and stored.judgement.success), asked + 1
