@@ -59,7 +59,6 @@ WITHOUT_TOOLS = {
 }
 RATES = (0.1, 1.0, 10.0)
 """Of the recipe's."""
-UNBOUNDED = "algorithm.target_kl=0.0"
 EFFECTIVE_MINUTES = 20.0
 SAMPLED_SHARE, SAMPLES = 0.5, 2
 """Of the minutes of rejection fine-tuning, those in which rollouts are sampled at most; and of each problem."""
@@ -195,8 +194,9 @@ def one_seed(options: Options, recipe: Recipe, seed: int) -> dict[str, dict[str,
             minutes = _minutes(found, folder)
             found[variant] = _taught_on(recipe, folder / variant, taught, Path(options.more).resolve(), minutes)
         elif variant == "rates":
+            free = recipe.topology.algorithm.model_dump(exclude_unset=True, exclude={"target_kl"})
             for factor in RATES:
-                for how, setting in (("bounded", ()), ("unbounded", (UNBOUNDED,))):
+                for how, setting in (("bounded", ()), ("unbounded", (f"algorithm={_table(free)}",))):
                     rate = recipe.reinforced(learning_rate=factor * recipe.rl.learning_rate)
                     name = f"rate-{factor:g}-{how}"
                     settings = [*taught, *setting, recipe.stages(rate, recipe.after)]
