@@ -7,8 +7,8 @@
 For each seed the model is taught by the recipe's supervised stage. From there: ``rl``, the recipe; ``roc_off``, without
 resampling; ``synchronous``; ``random``, rewards by a coin; ``rft``, supervised training on the taught model's own
 right rollouts; ``demonstrations``, supervised training on more demonstrations. The last two get the minutes that ``rl``
-took with this seed: ``rft`` at most half of them to sample, twice each problem, and the rest to train. ``direct``
-and ``reasoned`` ask the model as it came, without tools. Every one ends with the recipe's last evaluation.
+took with this seed: ``rft`` at most half of them to sample each problem twice, and the rest to train. ``direct`` and
+``reasoned`` ask the model as it came, without tools. Every one ends with the recipe's last evaluation.
 
 ``rates`` has the recipe at a tenth of its learning rate, at the rate, and at ten times the rate, each with
 ``algorithm.target_kl`` as the recipe has it and without: `rates.worst_over_best` is how far the rate decides. Where
@@ -30,7 +30,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from itertools import chain
@@ -147,7 +147,8 @@ def kinds(run: Path) -> dict[str, tuple[int, int]]:
 
 
 def _kill(kills: random.Random, run: Run) -> None:
-    os.kill(kills.choice(_actors(run.process.pid)), signal.SIGKILL)
+    with suppress(IndexError, OSError):  # a run may end at the minute of a kill, and has no actors then
+        os.kill(kills.choice(_actors(run.process.pid)), signal.SIGKILL)
 
 
 def _actors(supervisor: int) -> list[int]:
@@ -168,17 +169,17 @@ def one_seed(options: Options, recipe: Recipe, seed: int) -> dict[str, dict[str,
     common = [f"run.seed={seed}", 'run.keep_trajectories="all"', *options.overrides]
     before = recipe.after | {"name": "before"}
     found = {"taught": make(recipe, folder / "taught", [*common, recipe.stages(recipe.supervised(), before)])}
-    kept = recipe.topology.model.model_dump(exclude_unset=True, exclude={"initialise"})
-    taught = [each for each in common if not each.startswith("model.")]
-    taught.append(f"model={_table(kept | {'path': newest(folder / 'taught')})}")
+    model = recipe.topology.model.model_dump(exclude_unset=True, exclude={"initialise"})
+    model["path"] = newest(folder / "taught")
+    taught = [*(each for each in common if not each.startswith("model.")), f"model={_table(model)}"]
     for variant in options.only:
         if variant in WITHOUT_TOOLS:
             chosen = f'environments.0={{class = "{WITHOUT_TOOLS[variant]}", settings = {_settings(recipe)}}}'
             found[variant] = make(recipe, folder / variant, [*common, chosen, recipe.stages(recipe.after)])
         elif variant == "rft":
             minutes = _minutes(found, folder)
-            lengths = {key: getattr(recipe.rl, key) for key in ("max_response_tokens", "max_turns")}
-            select = {"kind": "select", "samples": SAMPLES, **lengths}
+            select = {key: getattr(recipe.rl, key) for key in ("max_response_tokens", "max_turns")}
+            select |= {"kind": "select", "samples": SAMPLES}
             stages = recipe.stages(select, recipe.reinforced(steps=1, evaluate=None))  # a selection is for a stage
             sampling = [*taught, f"run.max_minutes={SAMPLED_SHARE * minutes:.3g}", stages]
             minutes -= make(recipe, folder / "rft-rollouts", sampling)["minutes"]
@@ -282,10 +283,9 @@ def kind_figures(runs: Mapping[int, Mapping[str, Mapping[str, Any]]]) -> dict[st
         for variant, summary in found.items():
             after = summary["kinds"]
             rows += [(seed, variant, kind, f"{right}/{asked}") for kind, (right, asked) in sorted(after.items())]
-            both = after.keys() & before.keys() if variant != "taught" else ()
-            changes = [after[kind][0] / after[kind][1] - before[kind][0] / before[kind][1] for kind in both]
-            if changes:
-                worst[f"kinds.worst_{variant}"] = min(worst.get(f"kinds.worst_{variant}", 1.0), *changes)
+            for kind in after.keys() & before.keys() if variant != "taught" else ():
+                change = after[kind][0] / after[kind][1] - before[kind][0] / before[kind][1]
+                worst[f"kinds.worst_{variant}"] = min(worst.get(f"kinds.worst_{variant}", 1.0), change)
     if rows:
         print_table("right greedily, by kind", ("seed", "what", "kind", "right"), rows)
     return worst
