@@ -26,7 +26,7 @@ def idle_seconds(stat: Path = Path("/proc/stat")) -> float:
 
 
 class SpareCores:
-    """Sets torch's threads: at least ``own``, and up to ``most`` while other processes leave their cores idle."""
+    """Sets torch's threads: at least ``own``, or half of ``most`` if less, and up to ``most`` while cores are idle."""
 
     def __init__(
         self,
@@ -37,17 +37,17 @@ class SpareCores:
         used: Callable[[], float] = time.process_time,
         idle: Callable[[], float] = idle_seconds,
     ) -> None:
-        """``used`` and ``idle``: seconds of cores by this process, and by none."""
-        self.threads, self._own, self._most = own, own, max(own, most)
+        """``most`` of 0: always ``own``. ``used`` and ``idle``: seconds of cores by this process, and by none."""
+        self.threads, self._most, self._least = own, most or own, min(own, max(1, most // 2)) if most else own
         self._clock, self._used, self._idle = clock, used, idle
-        self._at, self._before = clock(), 0.0 if most <= own else used() + idle()
+        self._at, self._before = clock(), used() + idle() if self._least < self._most else 0.0
 
     def take(self) -> None:
         """Called between two products, by the thread that computes."""
         seconds = self._clock() - self._at
-        if self._own < self._most and seconds >= EVERY_SECONDS:
+        if self._least < self._most and seconds >= EVERY_SECONDS:
             free, self._at = self._used() + self._idle(), self._at + seconds
             cores, self._before = (free - self._before) / seconds, free
-            self.threads = max(self._own, min(self._most, int(cores + 1.0 - FREE)))
+            self.threads = max(self._least, min(self._most, int(cores + 1.0 - FREE)))
         if torch.get_num_threads() != self.threads:
             torch.set_num_threads(self.threads)

@@ -92,7 +92,7 @@ class Trainer:
 
         Raises TrainingStoppedError when a model cannot be trained, or the reference has another vocabulary.
         """
-        self._cores = SpareCores(threads, most_threads if device == "cpu" else threads)
+        self._cores = SpareCores(threads, most_threads if device == "cpu" else 0)
         self._cores.take()
         torch.manual_seed(seed)
         self.tokenizer = (

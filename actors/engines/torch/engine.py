@@ -97,7 +97,7 @@ class TorchEngine:
         self._model_path = model_path
         self._max_rollouts = max_rollouts
         self._kv_tokens = kv_tokens
-        self._cores = SpareCores(threads, most_threads if device == "cpu" else threads)
+        self._cores = SpareCores(threads, most_threads if device == "cpu" else 0)
         self._device = device
         self._dtype: Type = dtype
         self._compute: Literal["auto"] | Type = compute

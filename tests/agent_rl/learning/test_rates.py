@@ -228,22 +228,22 @@ def test_processes_of_a_host_share_its_cores(tmp_path, settings, cores, threads)
         assert threads_of(topology, actor, weights=10**6, cores=cores) == (1, 1)
 
 
-def test_who_has_work_takes_the_cores_that_others_leave_idle() -> None:
-    """Two cores and another process: both busy, the other one at rest, at half a core, busy again."""
+@pytest.mark.parametrize(
+    ("own", "most", "threads"), [(1, 1, 1), (2, 0, 2), (8, 16, 8), (16, 16, 8), (2, 2, 0), (1, 2, 0)]
+)
+def test_who_has_work_takes_the_cores_that_others_leave_idle(own: int, most: int, threads: int) -> None:
+    """Two cores and another process: both busy, the other one at rest, at half a core, busy again; 0: it adapts."""
     before, (now, used, idle) = torch.get_num_threads(), (0.0, 0.0, 0.0)
-    cores = SpareCores(1, 2, clock=lambda: now, used=lambda: used, idle=lambda: idle)
-    fixed = SpareCores(1, 1, clock=lambda: now, used=lambda: used, idle=lambda: idle)
+    cores = SpareCores(own, most, clock=lambda: now, used=lambda: used, idle=lambda: idle)
     seen = []
     for mine, nobodys in ((1.0, 0.0), (1.0, 1.0), (2.0, 0.0), (1.5, 0.0), (0.9, 0.9), (1.5, 0.0), (1.0, 0.0)):
         now, used, idle = now + 1.0, used + mine, idle + nobodys
         cores.take()
         seen.append(torch.get_num_threads())
-        fixed.take()
-        assert torch.get_num_threads() == 1
-    assert seen == [1, 2, 2, 1, 2, 1, 1]
+    assert seen == ([threads] * 7 if threads else [1, 2, 2, 1, 2, 1, 1])
     now, idle = now + EVERY_SECONDS / 2, idle + 1.0
     cores.take()
-    assert torch.get_num_threads() == 1, "it looks once a second"
+    assert torch.get_num_threads() == seen[-1], "it looks once a second"
     torch.set_num_threads(before)
 
 
