@@ -33,16 +33,7 @@ from agent_rl.environments.load import Environments, mixed_tasks
 from agent_rl.groups.measures import wilson_interval
 from benchmarks.bench_overlap import INDEPENDENT, teach
 from benchmarks.command import Overrides, WrongOptions
-from benchmarks.peer_trl import (
-    CANDIDATES,
-    PRETRAINED,
-    RESPONSE_CHARS,
-    Setting,
-    Spec,
-    Tools,
-    require_peer,
-    setting_of,
-)
+from benchmarks.peer_trl import CANDIDATES, PRETRAINED, RESPONSE_CHARS, Setting, Spec, Tools, require_peer, setting_of
 from benchmarks.quickstart import EXAMPLE
 from benchmarks.reporting import print_figures, print_table
 from benchmarks.runs import RUN_SECONDS, RunFailed, finished

@@ -15,6 +15,7 @@ took with this seed: ``rft`` at most half of them to sample each problem twice, 
 problems have a ``subject``, greedy success is given for each before and after, and `kinds.worst` is the largest loss.
 ``effective`` trains for twenty minutes undisturbed, and as long while a random actor is killed every five:
 `effective_time` is the share of the wall time, from the command on, that the steps take at the mean pace undisturbed.
+`host_memory_gib` is the most memory that the processes of a run had together, looked at every ten seconds.
 
 Runs go one after the other into --out. A run that is there is not made again, and one that was cut goes on, so hours of
 machine time may be spent in parts. `real.json` in --out has every figure.
@@ -43,7 +44,7 @@ from agent_rl.config.topology import RlStage, SftStage, Topology
 from agent_rl.records.journal import read_journal, stored_decoder
 from benchmarks.command import Failure, Overrides
 from benchmarks.reporting import print_figures, print_table
-from benchmarks.runs import Kill, Run, guarded, made
+from benchmarks.runs import Run, Watch, children, guarded, made, resident_gib
 
 Variant = Literal[
     "rl", "roc_off", "synchronous", "random", "rft", "demonstrations", "direct", "reasoned", "rates", "effective"
@@ -59,7 +60,8 @@ WITHOUT_TOOLS = {
 }
 RATES = (0.1, 1.0, 10.0)
 """Of the recipe's."""
-EFFECTIVE_MINUTES = 20.0
+EFFECTIVE_MINUTES, KILL_SECONDS, MEMORY_SECONDS = 20.0, 300.0, 10.0
+MEMORY = "host_memory_gib"
 SAMPLED_SHARE, SAMPLES = 0.5, 2
 """Of the minutes of rejection fine-tuning, those in which rollouts are sampled at most; and of each problem."""
 
@@ -125,11 +127,20 @@ def _value(value: Any) -> str:
     return json.dumps(str(value) if isinstance(value, Path) else value)
 
 
-def make(recipe: Recipe, folder: Path, settings: Sequence[str], kill: Kill | None = None) -> dict[str, Any]:
+def make(recipe: Recipe, folder: Path, settings: Sequence[str], *watches: Watch) -> dict[str, Any]:
     """Make a run, or go on with it, as `made` does; its summary."""
-    made(recipe.file, folder, settings, kill)
+    made(recipe.file, folder, settings, (MEMORY_SECONDS, _memory), *watches)
     summary: dict[str, Any] = json.loads((folder / "run" / "summary.json").read_text())
+    with suppress(OSError):  # a run shorter than the interval
+        summary[MEMORY] = float((folder / MEMORY).read_text())
     return summary | guarded(folder / "run") | {"kinds": kinds(folder / "run")}
+
+
+def _memory(run: Run) -> None:
+    """Keep the most memory that the run's processes had together."""
+    kept = run.directory.parent / MEMORY
+    with suppress(OSError):  # a process may end meanwhile
+        kept.write_text(str(max(resident_gib(run.process.pid), float(kept.read_text()) if kept.exists() else 0.0)))
 
 
 def kinds(run: Path) -> dict[str, tuple[int, int]]:
@@ -148,14 +159,9 @@ def kinds(run: Path) -> dict[str, tuple[int, int]]:
 
 def _kill(kills: random.Random, run: Run) -> None:
     with suppress(IndexError, OSError):  # a run may end at the minute of a kill, and has no actors then
-        os.kill(kills.choice(_actors(run.process.pid)), signal.SIGKILL)
-
-
-def _actors(supervisor: int) -> list[int]:
-    """The processes of a supervisor's actors."""
-    threads = Path(f"/proc/{supervisor}/task").glob("*/children")
-    children = [each for thread in threads for each in thread.read_text().split()]
-    return sorted(int(each) for each in children if b"lifeline.py" in Path(f"/proc/{each}/cmdline").read_bytes())
+        started = children(run.process.pid)
+        actors = [each for each in started if b"lifeline.py" in Path(f"/proc/{each}/cmdline").read_bytes()]
+        os.kill(kills.choice(actors), signal.SIGKILL)
 
 
 def newest(folder: Path) -> Path:
@@ -174,7 +180,8 @@ def one_seed(options: Options, recipe: Recipe, seed: int) -> dict[str, dict[str,
     taught = [*(each for each in common if not each.startswith("model.")), f"model={_table(model)}"]
     for variant in options.only:
         if variant in WITHOUT_TOOLS:
-            chosen = f'environments.0={{class = "{WITHOUT_TOOLS[variant]}", settings = {_settings(recipe)}}}'
+            asked = _table(recipe.topology.environments[0].settings)
+            chosen = f'environments.0={{class = "{WITHOUT_TOOLS[variant]}", settings = {asked}}}'
             found[variant] = make(recipe, folder / variant, [*common, chosen, recipe.stages(recipe.after)])
         elif variant == "rft":
             minutes = _minutes(found, folder)
@@ -207,18 +214,15 @@ def one_seed(options: Options, recipe: Recipe, seed: int) -> dict[str, dict[str,
         elif variant == "effective":
             rl = recipe.reinforced(steps=100_000, schedule="constant", evaluate=None)
             bounds = [*taught, f"run.max_minutes={EFFECTIVE_MINUTES}", recipe.stages(rl)]
-            for name, kill in (("effective", None), ("effective-killed", partial(_kill, random.Random(seed)))):
-                found[name] = make(recipe, folder / name, bounds, kill)
+            kills = (KILL_SECONDS, partial(_kill, random.Random(seed)))
+            for name, watches in (("effective", ()), ("effective-killed", (kills,))):
+                found[name] = make(recipe, folder / name, bounds, *watches)
             continue
         else:
             stages = recipe.stages(recipe.reinforced(), recipe.after)
             found[variant] = make(recipe, folder / variant, [*taught, *SETTINGS.get(variant, ()), stages])
         print(f"seed {seed}, {variant}: {_success(found[variant], 'after')}", flush=True)
     return found
-
-
-def _settings(recipe: Recipe) -> str:
-    return _table(recipe.topology.environments[0].settings)
 
 
 def _minutes(found: Mapping[str, Mapping[str, Any]], folder: Path) -> float:
@@ -316,6 +320,8 @@ def main(options: Options) -> int:
         figures[f"real.{name}_greedy"] = statistics.fmean(each[f"success_{when}_greedy"] for each in found)
         if variant == "rl":
             figures["real.minutes"] = statistics.fmean(each["minutes_rl"] for each in found)
+    if memory := [summary[MEMORY] for found in runs.values() for summary in found.values() if MEMORY in summary]:
+        figures[MEMORY] = max(memory)
     for name in ("guard.updates", "guard.false_alarms"):
         figures[name] = sum(summary[name] for found in runs.values() for summary in found.values())
     print_figures(figures)

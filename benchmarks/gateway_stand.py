@@ -36,15 +36,7 @@ from agent_rl.config.addresses import actor_nodes, addresses
 from agent_rl.config.load import load_topology
 from agent_rl.config.topology import EnvironmentEntry
 from agent_rl.environments.load import mixed_tasks
-from agent_rl.messages import (
-    PolicyPublished,
-    PolicyVersion,
-    RolloutRequest,
-    Sampling,
-    ToolCall,
-    ToolResult,
-    Trajectory,
-)
+from agent_rl.messages import PolicyPublished, PolicyVersion, RolloutRequest, Sampling, ToolCall, ToolResult, Trajectory
 from agent_rl.topology_checks.hosts import raise_descriptor_limit
 from agent_rl_contract.scripted import ScriptedEngine
 from agent_rl_contract.stage import SUPERVISOR, Peer, Stage, running

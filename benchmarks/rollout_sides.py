@@ -25,15 +25,7 @@ from actors.rollout_generator import RolloutGenerator
 from agent_rl.config.load import load_topology
 from agent_rl.config.topology import EnvironmentEntry
 from agent_rl.environments.load import mixed_tasks
-from agent_rl.messages import (
-    PolicyPublished,
-    PolicyVersion,
-    RolloutRequest,
-    Sampling,
-    ToolCall,
-    ToolResult,
-    Trajectory,
-)
+from agent_rl.messages import PolicyPublished, PolicyVersion, RolloutRequest, Sampling, ToolCall, ToolResult, Trajectory
 from agent_rl_contract.stage import Stage, running, stand_ins
 from benchmarks.quickstart import EXAMPLE, TASK
 from benchmarks.rollout_models import Workload

@@ -23,8 +23,6 @@ from benchmarks.command import Failure
 
 LOOK_SECONDS = 0.5
 """How often a run's timeline is looked at; its rows are a second long."""
-KILL_SECONDS = 300.0
-"""Between the kills of a run that is killed on purpose."""
 ENDING_SECONDS = 180.0
 RUN_SECONDS = 3600.0
 
@@ -165,7 +163,8 @@ def guarded(directory: Path) -> Counter[str]:
     )
 
 
-Kill = Callable[[Run], None]
+Watch = tuple[float, Callable[[Run], None]]
+"""What is called with a run under way, and after how many seconds each time."""
 
 
 @asynccontextmanager
@@ -193,10 +192,10 @@ async def running(
                 await process.wait()
 
 
-def made(file: Path, folder: Path, overrides: Sequence[str], kill: Kill | None = None) -> None:
+def made(file: Path, folder: Path, overrides: Sequence[str], *watches: Watch) -> None:
     """Make a run and wait for its end, unless it is there already. A run that was cut goes on.
 
-    ``kill`` is called every `KILL_SECONDS` of it. Raises RunFailed, also for a run that was made with other settings.
+    Raises RunFailed, also for a run that was made with other settings.
     """
     done = folder / "done.json"
     if done.exists():
@@ -204,19 +203,39 @@ def made(file: Path, folder: Path, overrides: Sequence[str], kill: Kill | None =
             raise RunFailed(f"{folder} holds a run that was made with other settings; choose another --out")
         return
     folder.mkdir(parents=True, exist_ok=True)
-    trio.run(finished, file, folder, overrides, math.inf, kill)
+    trio.run(finished, file, folder, overrides, math.inf, *watches)
     done.write_text(json.dumps(list(overrides)))
 
 
 async def finished(
-    file: Path, folder: Path, overrides: Sequence[str], seconds: float = RUN_SECONDS, kill: Kill | None = None
+    file: Path, folder: Path, overrides: Sequence[str], seconds: float = RUN_SECONDS, *watches: Watch
 ) -> Run:
-    """A run of `running` that came to its end, ``kill`` as in `made`. Raises RunFailed, also after so many seconds."""
+    """A run of `running` that came to its end. Raises RunFailed, also after so many seconds."""
     async with running(file, folder, overrides) as run:
-        while kill is not None and run.process.returncode is None:
-            with trio.move_on_after(KILL_SECONDS) as within:
+        async with trio.open_nursery() as nursery:
+            for watch in watches:
+                nursery.start_soon(_watch, run, *watch)
+            with trio.move_on_after(seconds):
                 await run.process.wait()
-            if within.cancelled_caught:
-                kill(run)
-        await run.wait(seconds)
+            nursery.cancel_scope.cancel()
+        await run.wait(0.0)
         return run
+
+
+async def _watch(run: Run, seconds: float, look: Callable[[Run], None]) -> None:
+    while True:
+        await trio.sleep(seconds)
+        look(run)
+
+
+def children(process: int) -> list[int]:
+    """The processes that a process started, by their numbers. Raises OSError where it ends meanwhile."""
+    threads = Path(f"/proc/{process}/task").glob("*/children")
+    return sorted(int(child) for thread in threads for child in thread.read_text().split())
+
+
+def resident_gib(process: int) -> float:
+    """The memory of a process and of all that it started, shared pages divided. Raises as `children` does."""
+    rows = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
+    own = next(int(row.split()[1]) for row in rows if row.startswith("Pss:")) / 2**20
+    return own + sum(map(resident_gib, children(process)))

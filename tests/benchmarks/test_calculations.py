@@ -4,13 +4,16 @@ import copy
 import json
 import math
 import os
+import subprocess
 from collections.abc import Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import trio
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from actors.roc_filter.replay import encode_stored
@@ -22,7 +25,7 @@ from agent_rl.rollout.prompts import ChatFormat
 from agent_rl.rollout.supervised import sequences
 from agent_rl_contract.builders import opened, tool_call, trajectory
 from agent_rl_contract.stage import running, stand_ins
-from benchmarks import bench_end_to_end, bench_learner, bench_overlap, learner_tree
+from benchmarks import bench_end_to_end, bench_learner, bench_overlap, bench_real, learner_tree, runs
 from benchmarks.bench_end_to_end import Measured
 from benchmarks.bench_learner import save_model
 from benchmarks.bench_learning import overlap_of
@@ -38,7 +41,7 @@ from benchmarks.peer_trl import Frame, InProcess, Isolated, Rewards, Spec, Tools
 from benchmarks.peer_trl import Setting as PeerSetting
 from benchmarks.rollout_models import quickstart_model, save_writer
 from benchmarks.rollout_sides import turns
-from benchmarks.runs import Run, RunFailed, Window, made, stage_rows, window
+from benchmarks.runs import Run, RunFailed, Window, finished, made, resident_gib, stage_rows, window
 from examples.quickstart.arithmetic import ArithmeticTasks
 from tests.actors.topologies import micro
 from tests.builders import wanted
@@ -104,6 +107,21 @@ def test_a_sweep_goes_on_where_it_stopped_and_refuses_other_settings(tmp_path):
     made(tmp_path, tmp_path, ["a=1"])
     with pytest.raises(RunFailed, match="made with other settings"):
         made(tmp_path, tmp_path, ["a=2"])
+
+
+async def test_a_run_is_looked_at_until_it_ends_with_all_that_it_started(tmp_path, monkeypatch):
+    @asynccontextmanager
+    async def running(*_):
+        process = await trio.lowlevel.open_process(["sh", "-c", "cat; true"], stdin=subprocess.PIPE)
+        yield Run(process, tmp_path / "run", tmp_path)
+
+    monkeypatch.setattr(runs, "running", running)
+    looks = []
+    monkeypatch.setattr(bench_real, "resident_gib", lambda process: looks.append(resident_gib(process)) or looks[-1])
+    end = (0.01, lambda run: run.process.stdin.close() if len(looks) > 2 else None)
+    await finished(tmp_path, tmp_path, [], math.inf, (0.02, bench_real._memory), end)
+    kept = float((tmp_path / bench_real.MEMORY).read_text())
+    assert kept == max(looks) > 2e-4, "a shell and its child"
 
 
 # real -----------------------------------------------------------------------------------------------------------------

@@ -21,16 +21,7 @@ from agent_rl.config.topology import Topology
 from agent_rl.environments.load import shown_settings
 from agent_rl.messages import HostHello, Observed
 from tests.end_to_end.topologies import write_three_hosts, write_two_hosts
-from transport import (
-    KeyRefused,
-    MalformedFrames,
-    Node,
-    PeerBack,
-    PeerReplaced,
-    PeerSilent,
-    Registry,
-    Unauthenticated,
-)
+from transport import KeyRefused, MalformedFrames, Node, PeerBack, PeerReplaced, PeerSilent, Registry, Unauthenticated
 from transport.memory import MemoryNetwork
 
 TOLD = Observed(0, (), (), {"rollout_generator.0": 7}, {}, (), {}, "running", "")

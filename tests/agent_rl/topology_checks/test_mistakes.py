@@ -77,10 +77,7 @@ OWN_MISTAKES = {
         "parts = [[Problem('a', '?', payload={'pair': [(1, 2)]})]]",
         "the payload of problem 'a' is {'pair': [(1, 2)]}, which is no JSON",
     ),
-    "Twice(Sound)": (
-        "parts = [[Problem('a', '?'), Problem('a', '!')]]",
-        "two problems have the id 'a', '?' and '!'",
-    ),
+    "Twice(Sound)": ("parts = [[Problem('a', '?'), Problem('a', '!')]]", "two problems have the id 'a', '?' and '!'"),
     "Endless(Sound)": (
         f"{OF_TEXT}while True: pass",
         "Endless.judge_at_once fails with BlockedError: it did not return ... leave to `judge` what takes long",
@@ -115,14 +112,8 @@ OWN_MISTAKES = {
         "def shown(self):\n        raise SystemExit(0)\n        yield",
         "its demonstrations fail with SystemExit: 0 (own_environments.py",
     ),
-    "Brief(Shy)": (
-        "def shown(self): return iter(())",
-        "its demonstrations come to an end; give them without end",
-    ),
-    "Blunt(Shy)": (
-        "def shown(self): yield 'yes'",
-        "its demonstrations gave 'yes'; give Demonstrations of a Problem",
-    ),
+    "Brief(Shy)": ("def shown(self): return iter(())", "its demonstrations come to an end; give them without end"),
+    "Blunt(Shy)": ("def shown(self): yield 'yes'", "its demonstrations gave 'yes'; give Demonstrations of a Problem"),
 }
 
 
