@@ -296,9 +296,7 @@ def peer(name: str, given: str, setting: Setting) -> dict[str, float]:
     python, _, model = given.partition("=")
     command = [python, "benchmarks/peer_engines.py", name, model or str(setting.model), str(setting.threads)]
     command += map(str, PEER_BATCHES)
-    done = subprocess.run(
-        [*command, *map(str, PEER_BATCHES)], capture_output=True, text=True, timeout=SECONDS, check=False
-    )
+    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
     if done.returncode:
         raise Failure(f"{name} ended with exit code {done.returncode}\n{done.stderr[-2000:]}")
     rates: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
