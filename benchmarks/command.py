@@ -84,4 +84,4 @@ def helper(subject: str, *arguments: object) -> Iterator[None]:
 
 if __name__ == "__main__":
     look_in_working_directory()
-    sys.exit(call(sys.argv[1], sys.argv[2:]))
+    sys.exit(importlib.import_module("benchmarks.command").call(sys.argv[1], sys.argv[2:]))  # whose Failure is raised

@@ -97,7 +97,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _told([f"{called}: {' '.join(str(error).split())} ({called} --help tells what there is)"])
     except Mistake as mistake:
         return _told(mistake.lines)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, BaseExceptionGroup) as error:  # a nursery makes a group of an interrupt
+        if isinstance(error, BaseExceptionGroup) and error.split(KeyboardInterrupt)[1] is not None:
+            raise
         complain("agent-rl: interrupted")
         return INTERRUPTED
     except BrokenPipeError:  # the reader of our output has gone, as `head` does

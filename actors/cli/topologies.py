@@ -185,7 +185,7 @@ def supervise(
     view_class: type[LiveView],
     **options: Any,
 ) -> int:
-    """Run a topology to its end, and print why it was refused. Raises KeyboardInterrupt for one before it began.
+    """Run a topology to its end, and print why it was refused. Raises KeyboardInterrupt in a group before it began.
 
     ``options`` are those of `run_topology`.
     """
@@ -204,16 +204,12 @@ def supervise(
     except (RunRefused, DiskError, OSError) as refusal:
         reasons = [str(refusal)]
     except BaseExceptionGroup as group:
-        interrupts, rest = group.split(KeyboardInterrupt)
-        refusals, faults = rest.split((TransportError, RunRefused, DiskError)) if rest is not None else (None, None)
-        if faults is not None:
-            raise
-        reasons = [] if refusals is None else [str(leaf) for leaf in _leaves(refusals)]
-        if interrupts is not None:
-            raise KeyboardInterrupt from None
-    if reasons:
-        complain(f"agent-rl: {'; '.join(reasons)}")
-        _tell_main_host(topology, files, host, reasons)
+        _, rest = group.split((TransportError, RunRefused, DiskError))
+        if rest is not None:
+            raise rest from group
+        reasons = [str(leaf) for leaf in _leaves(group)]
+    complain(f"agent-rl: {'; '.join(reasons)}")
+    _tell_main_host(topology, files, host, reasons)
     return MISTAKE
 
 

@@ -227,11 +227,12 @@ def test_an_early_interrupt_is_one_line_and_an_exit_code(file, tmp_path, delay):
         (RunRefused("in use"), "agent-rl: in use"),
         (PermissionError(13, "Permission denied", "runs"), "agent-rl: [Errno 13] Permission denied: 'runs'"),
         (ExceptionGroup("x", [ExceptionGroup("y", [BindError("port 5700 is taken")])]), "agent-rl: port 5700 is taken"),
+        (BaseExceptionGroup("x", [BindError("port taken"), KeyboardInterrupt()]), "agent-rl: interrupted"),
     ],
 )
 def test_what_prevents_a_run_is_one_clear_line(file, monkeypatch, capsys, error, message):
     replace_run(monkeypatch, Mock(side_effect=error))
-    assert main(["run", str(file)]) == 2
+    assert main(["run", str(file)]) == (130 if "interrupted" in message else 2)
     assert capsys.readouterr().err.strip() == message
 
 
