@@ -57,6 +57,12 @@ def complain(text: str) -> None:
         print(visible(text), file=sys.stderr, flush=True)
 
 
+def leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+    """The exceptions in a group of groups."""
+    for error in group.exceptions:
+        yield from leaves(error) if isinstance(error, BaseExceptionGroup) else (error,)
+
+
 @contextlib.contextmanager
 def showing(where: Path) -> Iterator[None]:
     """Print results, which ``where`` holds too. Output that fails is reported on stderr and changes no exit code."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from actors.cli.output import Mistake, complain, say
+from actors.cli.output import Mistake, complain, leaves, say
 from actors.cli.parameters import Positive, PositiveNumber, several
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def serve_tools(
         known, rest = group.split((IsolationError, ControlGroupsError, WarmUpError))
         if known is None or rest is not None:
             raise
-        raise Mistake(lines=[f"agent-rl: {error}" for error in _leaves(known)]) from group
+        raise Mistake(lines=[f"agent-rl: {error}" for error in leaves(known)]) from group
     return 0
 
 
@@ -105,8 +105,3 @@ async def _serve(server: ToolServer, sandbox: Sandbox, address: str, port: int) 
             if sandbox.level != "strong":
                 why = "; ".join(sandbox.reasons) or "--isolation asks for it"
                 complain(f"warning: programs are isolated at the level {sandbox.level} (docs/sandbox.md): {why}")
-
-
-def _leaves(group: BaseExceptionGroup[Any]) -> list[Any]:
-    parts = [_leaves(each) if isinstance(each, BaseExceptionGroup) else [each] for each in group.exceptions]
-    return [leaf for part in parts for leaf in part]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from math import isfinite
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from actors.cli.output import MISTAKE, Mistake, complain, say, showing
+from actors.cli.output import MISTAKE, Mistake, complain, leaves, say, showing
 from actors.cli.parameters import Overlays, Overrides, TopologyFile
 from actors.cli.records import leave_report
 from actors.runtime.interrupts import INTERRUPTED
@@ -207,7 +207,7 @@ def supervise(
         _, rest = group.split((TransportError, RunRefused, DiskError))
         if rest is not None:
             raise rest from group
-        reasons = [str(leaf) for leaf in _leaves(group)]
+        reasons = [str(leaf) for leaf in leaves(group)]
     complain(f"agent-rl: {'; '.join(reasons)}")
     _tell_main_host(topology, files, host, reasons)
     return MISTAKE
@@ -219,14 +219,6 @@ def _tell_main_host(topology: Topology, files: Files, host: str | None, reasons:
     from agent_rl.config.source import first_of
 
     tell_main_host(topology, first_of(files).absolute().parent, host, "; ".join(reasons))
-
-
-def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
-    for error in group.exceptions:
-        if isinstance(error, BaseExceptionGroup):
-            yield from _leaves(error)
-        else:
-            yield error
 
 
 def _did_anything(directory: Path) -> bool:

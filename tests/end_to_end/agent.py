@@ -3,6 +3,7 @@
 With a second argument it asks several times, slowly, and repeats what a lost gateway did not answer.
 """
 
+import ctypes
 import json
 import os
 import sys
@@ -45,10 +46,11 @@ def main() -> None:
     task = {"role": "user", "content": sys.argv[1]}
     if sys.argv[2:]:
         messages = [task]
-        for _ in range(int(sys.argv[2])):
+        for turns in range(int(sys.argv[2])):
             messages += [{"role": "assistant", "content": ask_until_answered(messages, max_tokens=8)}]
             messages += [{"role": "user", "content": "Sure?"}]
             time.sleep(0.3)
+            ctypes.CDLL(None).prctl(15, b"had-turns-%d" % (turns + 1))  # the name of this process, for tests
         return
     said = {"role": "assistant", "content": ask([task])}
     ask([task], model="small", max_tokens=4)

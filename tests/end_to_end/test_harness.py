@@ -4,7 +4,6 @@ checkpoints give the tokens the log-probabilities that they were sampled with.
 
 import json
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -86,7 +85,7 @@ def test_killed_an_actor_costs_the_turn_under_way_and_leaves_no_program(tmp_path
     run = Run(*write_half_right(tmp_path, steps=6))
     run.start(*by_a_program(agent.__file__, "{prompt}", "6"), "actors.gateway.replicas=2").until(2)
     everyone = family(run.process.pid)
-    time.sleep(0.7)  # of the 1.8 s that a rollout takes at least: some have a turn by now
+    wait_for(lambda: living("had-turns-2"), "a program with two turns of six")
     run.signal(f"{role}.0")
     assert f"{role}.0 was killed by SIGKILL; starting it again" in run.finish().all
     wait_for(lambda: not alive(everyone), "every process to end")
